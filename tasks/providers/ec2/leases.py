@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
-from ..leases import HeldLease, LeaseFolder, replace_durably
+from ..leases import LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
@@ -68,12 +68,11 @@ class FleetRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ec2Lease(HeldLease):
+class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
     `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
-    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals`
-    has one sentence for each failed launch attempt. `releasing` is True if Srift tried to end the
+    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `releasing` is True if Srift tried to end the
     machines and some may still run. `fetched` is True when all uploads have been downloaded.
     """
 
@@ -85,13 +84,11 @@ class Ec2Lease(HeldLease):
     role_id: str
     machines: tuple[Ec2Machine, ...] = ()
     requests: tuple[FleetRequest, ...] = ()
-    refusals: tuple[str, ...] = ()
     releasing: bool = False
     fetched: bool = False
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or some of their uploads are not downloaded yet."""
         return self.ended_at is None or not self.fetched
 
     @property
@@ -137,34 +134,17 @@ class Ec2Lease(HeldLease):
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self, *, controller_alive: bool) -> Lease:
-        return _Held(**self.shared(_Held), controller_alive=controller_alive)
-
     def usd_until(self, now: datetime) -> float:
-        """Return the cost in dollars until `now`, including machines of failed launch attempts."""
-        return _usd_until(self.machines, now)
+        """Return the cost of all machines and their downloads in dollars until `now`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Held(Lease):
-    """A `Lease` whose cost is the sum of its machines' costs."""
-
-    machines: tuple[Ec2Machine, ...]
-
-    def usd_until(self, now: datetime) -> float | None:
-        return _usd_until(self.machines, now)
-
-
-def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the cost of `machines` and their downloads in dollars until `now`.
-
-    EC2 bills each machine for at least LEAST_BILLED_S seconds.
-    """
-    usd = 0.0
-    for machine in machines:
-        seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
-        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
-    return usd
+        Machines of failed launch attempts count. EC2 bills each machine for at least
+        LEAST_BILLED_S seconds.
+        """
+        usd = 0.0
+        for machine in self.machines:
+            seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
+            usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
+        return usd
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):

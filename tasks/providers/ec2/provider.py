@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import datetime
 
-from ..base import EndedLease, Lease, NotSwept, Provider, ProviderError
+from ..base import Lease, NotSwept, Provider, ProviderError
 from .machines import Ec2Machines
 from .reaper import Reaper
 
@@ -23,7 +23,7 @@ class Ec2Provider(Ec2Machines, Provider):
         """
         return self.lease_folder.held()
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self) -> list[Lease]:
         """Return the ended leases whose uploads have all been downloaded.
 
         Tries to download missing uploads first. Errors of AWS are ignored.
@@ -31,10 +31,10 @@ class Ec2Provider(Ec2Machines, Provider):
         over = [lease for lease in self.lease_folder.read_all()[0] if lease.ended_at]
         with suppress(ProviderError):
             over = [self.fetched(lease, 0.0) for lease in over]
-        return self.lease_folder.over(lease for lease in over if lease.fetched)
+        return [lease for lease in over if lease.fetched]
 
-    def closed(self) -> list[EndedLease]:
-        return self.lease_folder.over(self.lease_folder.known())
+    def closed(self) -> list[Lease]:
+        return [lease for lease in self.lease_folder.known() if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         self.lease_folder.forget_ended(lease_id)

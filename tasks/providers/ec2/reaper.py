@@ -86,8 +86,7 @@ class Reaper:
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
-        alive = self.leases.controller_alive(lease.lease_id)
-        why = lease.why_end(self.now, controller_alive=alive, all_of_them=self.all_of_them)
+        why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
             self._end(lease, why or "its machines did not end at the first attempt")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import (
-    EndedLease,
     Lease,
     NoCapacity,
     NotSupported,
@@ -19,7 +18,6 @@ from tasks.providers.base import (
     Provider,
     ProviderError,
 )
-from tasks.providers.leases import HeldLease
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.catalogue import LocalMachine, cores_of
 from tasks.providers.local.cluster import LocalCluster
@@ -61,7 +59,7 @@ class LocalProvider(LocalMachine, Provider):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
             raise NoCapacity(why) if too_large else NotSupported(why)
         now = datetime.now(UTC)
-        lease = HeldLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
+        lease = Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
             self.refuse_if_taken(cores_of(cluster))
             self.store.create(lease)
@@ -88,12 +86,12 @@ class LocalProvider(LocalMachine, Provider):
     def leases(self) -> list[Lease]:
         return self.store.held()
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self) -> list[Lease]:
         """Return the records of ended launches that `forget` has not deleted.
 
         If the process that made a launch was killed, the launch ends only when the reaper runs.
         """
-        return self.store.over(self.store.read_all()[0])
+        return [lease for lease in self.store.read_all()[0] if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         """Delete the record of an ended launch and all files of its hosts.
@@ -129,7 +127,7 @@ class LocalProvider(LocalMachine, Provider):
         return sentences
 
     def _end(
-        self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
+        self, lease_id: str, lease: Lease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
         """End a launch if `reap` must end it, and return what was done.
 
@@ -142,8 +140,7 @@ class LocalProvider(LocalMachine, Provider):
         if lease is not None:
             why = "it had already ended"
             if lease.ended_at is None:
-                alive = self.store.controller_alive(lease_id)
-                why = lease.why_end(now, controller_alive=alive, all_of_them=all_of_them)
+                why = lease.why_end(now, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)

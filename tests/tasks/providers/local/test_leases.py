@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.leases import HeldLease
+from tasks.providers.base import Lease, LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.local.cluster import draw_revocations
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.leases import LeaseStore
@@ -19,7 +18,7 @@ from tasks.providers.local.provider import LocalProvider
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
-LEASE = HeldLease(
+LEASE = Lease(
     lease_id="one",
     cluster="1xlc.small",
     market="spot",
