@@ -295,23 +295,21 @@ class Settings(_Section):
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set the environment variables of `server_variables`, unless they are set already."""
-        for name, value in self.server_variables().items():
-            os.environ.setdefault(name, value)
+        """Set the environment variables that make Prefect and MLflow use the team's database.
 
-    def server_variables(self) -> dict[str, str]:
-        """Return the environment variables that make Prefect and MLflow use the team's database.
-
-        The result is empty if the section [shared] of srift.toml names no host.
+        Variables that are set already stay. Does nothing if the section [shared] of srift.toml
+        names no host.
         """
         if not self.shared.host:
-            return {}
+            return
         artifacts, database = self.shared_data("mlflow"), self.shared.database
-        return {
+        variables = {
             HISTORY: self.shared.url(f"{database}_prefect", "asyncpg"),
             OPERATORS_STORE: self.shared.url(f"{database}_mlflow", "psycopg2"),
             OPERATORS_ARTIFACTS: artifacts if "://" in artifacts else Path(artifacts).as_uri(),
         }
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
 
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.

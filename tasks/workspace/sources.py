@@ -1,12 +1,9 @@
 """Select the files of a workload's code, compute their digest, and pack them for machines."""
 
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +11,13 @@ from typing import Any
 
 from models.domain.suggestions import nearest_names
 
+from ..providers.archive import archive
+
 MAX_BYTES = 64 * 2**20  # every machine fetches the archive
 MAX_FILES = 20_000
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python environment
 _COMPILED = (".pyc", ".pyo")
 _AGENT = ("node.py", "node/__init__.py")  # would shadow the package `node` that machines run
-_MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
 # Matches an option, a path or an archive in a requirements file: pip may then read other files.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
@@ -125,20 +123,6 @@ def hashed(contents: Mapping[str, bytes]) -> Any:
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
         whole.update(contents[name])
     return whole
-
-
-def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files `contents`, {file name: content}.
-
-    Equal files give equal bytes, because the owners, modes and times in the archive are constants.
-    """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(contents):
-            member = tarfile.TarInfo(name)
-            member.size, member.mtime, member.mode = len(contents[name]), _MODIFIED_UNIX, 0o644
-            tar.addfile(member, io.BytesIO(contents[name]))
-    return gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
 
 
 def folder_source(

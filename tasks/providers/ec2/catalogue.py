@@ -4,7 +4,7 @@ This module does not call AWS.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,27 +33,16 @@ IMAGE_FAMILIES = frozenset(
 )
 
 
-def image_families(parameter: str) -> Collection[str] | None:
-    """Return the GPU instance families that a machine image supports; None if they are unknown.
-
-    `parameter` is the name of the SSM parameter that points to the image. The families are known
-    for AWS's Deep Learning AMIs with PyTorch. Those with PyTorch before 2.10 do not support g6f and
-    gr6f.
-    """
-    if not parameter.startswith(_IMAGE):
-        return None
-    before_2_10 = re.match(r"2\.\d-", parameter.removeprefix(_IMAGE))
-    return IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
-
-
-def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
+def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if it runs or may run.
 
-    `families` has the instance families with GPUs that the image supports; None if unknown.
+    `image` is the SSM parameter that names the image. Which GPU families it supports is known for
+    AWS's Deep Learning AMIs with PyTorch alone.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
-    if families is None or kind.device == "cpu" or family(kind.name) in families:
+    known = image.startswith(_IMAGE) and kind.device != "cpu"
+    if not known or family(kind.name) in IMAGE_FAMILIES:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 
@@ -193,21 +182,19 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 
 
 def wanted(
-    types: Iterable[InstanceType],
-    patterns: Sequence[str],
-    families: Collection[str] | None = None,
+    types: Iterable[InstanceType], patterns: Sequence[str], image: str = ""
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
-    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU. If `families` is given, it
-    matches only types of these instance families, such as `g5`. Other patterns also match types
-    that the machine image does not support, because users may import measurements of such types.
+    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU on which the machine image runs.
+    `image` is the SSM parameter that names the image. Other patterns also match types that the
+    image does not support, because users may import measurements of such types.
     """
     return [
         kind
         for kind in types
         if any(fnmatchcase(kind.name, pattern) for pattern in patterns)
-        or (GPU in patterns and is_gpu(kind) and not off_image(kind, families))
+        or (GPU in patterns and is_gpu(kind) and not off_image(kind, image))
     ]
 
 

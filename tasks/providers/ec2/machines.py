@@ -18,7 +18,7 @@ from .leases import Ec2Lease, Ec2Leases
 from .mailbox_s3 import Mirror
 from .market import NO_BUCKET, Ec2Market
 from .settings import Ec2
-from .survey import archive, launch_spec
+from .survey import launch_spec, node_archive
 from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
@@ -109,7 +109,7 @@ class Ec2Machines(Ec2Market):
         )
         store = Store(self.api, region, choices.bucket)
         store.listed(lease.objects)  # sets store.region to the bucket's region
-        code, digest = archive(self._node_package)
+        code, digest = node_archive(self._node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         script = partial(

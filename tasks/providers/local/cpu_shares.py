@@ -144,16 +144,13 @@ def _pin(pids: Collection[int], cores: float) -> None:
         os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
 
-def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
+def detect() -> CpuShares:
     """Detect whether this process can set CPU quotas, and return the `CpuShares` to use.
 
     If it cannot, `why_not` of the result has the reasons.
-
-    mounts: the file that lists mounted file systems.
-    own: the file that lists this process's cgroups.
     """
     reasons: list[str] = []
-    for version, top, home in _hierarchies(mounts, own):
+    for version, top, home in _hierarchies():
         # Try this process's group first, so that its limits apply to the hosts too.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
@@ -182,14 +179,13 @@ def usable_cores() -> float:
 
 
 @cache
-def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
+def quota_cores() -> float:
     """Return the number of cores that cgroup quotas allow this process to use; inf without quotas.
 
-    This is the smallest quota of this process's cgroup and of its parent cgroups. `mounts` and
-    `own` are files of the kernel (see `detect`).
+    This is the smallest quota of this process's cgroup and of its parent cgroups.
     """
     least = math.inf
-    for version, top, home in _hierarchies(mounts, own):
+    for version, top, home in _hierarchies():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
@@ -198,7 +194,7 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
     return least
 
 
-def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
+def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
     These are the v1 hierarchies with the cpu controller, and every v2 hierarchy. `version` is the
@@ -206,10 +202,10 @@ def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
     """
     paths = {
         controller: path.lstrip("/")
-        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines())
+        for _, controllers, path in (line.split(":", 2) for line in _OWN.read_text().splitlines())
         for controller in controllers.split(",")
     }
-    for line in mounts.read_text().splitlines():
+    for line in _MOUNTS.read_text().splitlines():
         _, mounted, kind, options, *_ = line.split()
         top = Path(mounted)
         if kind == "cgroup" and "cpu" in options.split(","):
