@@ -6,9 +6,8 @@ from typing import Any
 from prefect import task
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from models.monitoring.cross_validation import Each
 from tasks.providers.local.cpu_shares import usable_cores
-
-Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 
 
 def each_by_task(dask: str) -> Each:

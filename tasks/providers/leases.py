@@ -155,10 +155,7 @@ class LeaseFolder(Generic[L]):
 
         Raises LeaseUnreadable if any lease cannot be read.
         """
-        found, unreadable = self.read_all()
-        for error in unreadable.values():
-            raise error
-        return found
+        return [lease for lease_id in self.ids() if (lease := self.read(lease_id))]
 
     def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.

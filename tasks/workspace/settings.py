@@ -314,13 +314,19 @@ class Settings(_Section):
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.
 
-        Raises SettingsError if the name is unknown, or if its code or data cannot be sent to
-        machines, and OSError if the code cannot be read.
+        Raises SettingsError if the name is unknown, if its code or data cannot be sent to machines,
+        or if the shape of its transformer is not valid, and OSError if the code cannot be read.
         """
         stated = self.stated(name)
         least, largest = stated.batches
         overshoot = self.choice.overshoot_price
         goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
+        facts: dict[str, Any] = {}  # of a transformer, such as its parameter count
+        if stated.transformer is not None:
+            try:
+                facts = read_transformer(stated.transformer, stated.sequence, self.root)
+            except (OSError, ValueError) as error:
+                raise SettingsError(f"workloads.{name}.transformer: {error}") from None
         return Workload(
             name=name,
             digest=self.workload_digest(name),
@@ -329,21 +335,8 @@ class Settings(_Section):
             global_batch_most=largest,
             modes=stated.modes,
             goals=tuple(goals),
-            **self._facts(name, stated),
+            **facts,
         )
-
-    def _facts(self, name: str, stated: WorkloadSettings) -> dict[str, Any]:
-        """Return facts about a transformer, such as its parameter count, as {name: value}.
-
-        The result is empty if the setting `transformer` is missing. Raises SettingsError if the
-        setting is not a valid shape.
-        """
-        if stated.transformer is None:
-            return {}
-        try:
-            return read_transformer(stated.transformer, stated.sequence, self.root)
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
     def stated(self, name: str) -> WorkloadSettings:
         """Return the section of workload `name` in srift.toml.

@@ -62,7 +62,7 @@ class Source:
         function: str,
         arguments: Mapping[str, Any],
         *,
-        env: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
         data: str = "",
     ) -> str:
         """Return twelve hex digits that identify the code and everything with which it is called.
@@ -72,10 +72,12 @@ class Source:
         empty if it has none.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
-        called = f"{self.module}:{function}" if self.module else function
-        return digest_of(
-            content, called, arguments, requirements=self.requirements, env=dict(env), data=data
-        )
+        called = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
+        options = {"requirements": self.requirements, "env": env, "data": data}
+        if stated := {name: value for name, value in options.items() if value}:
+            called.append(stated)
+        rest = json.dumps(called, sort_keys=True).encode()
+        return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
         """Return twelve hex digits that change if a file that pip reads changes.
@@ -99,18 +101,6 @@ class Source:
         contents: the result of `read`.
         """
         return archive(contents) if self.packed else contents[self.entry]
-
-
-def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
-    """Return twelve hex digits that identify a workload's code, function and arguments.
-
-    content: the code, or a hash of it. more: other values that the digest covers. Empty values do
-    not change the digest.
-    """
-    options = {name: value for name, value in more.items() if value}
-    called = [function, dict(arguments), *([options] if options else [])]
-    rest = json.dumps(called, sort_keys=True).encode()
-    return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from models.domain.cluster import Cluster
 from tasks.providers.base import (
     Lease,
+    LeaseUnreadable,
     NoCapacity,
     NotSupported,
     NotSwept,
@@ -112,18 +113,18 @@ class LocalProvider(LocalMachine, Provider):
         if not self.store.root.is_dir():
             return []
         sentences: list[str] = []
+        unswept: dict[str, str] = {}
         with self.store.locked():
-            found, unreadable = self.store.read_all()
-            known = {lease.lease_id: lease for lease in found}
-            present = {*self.store.ids(), *self.store.stray_ids(self.shares)}
-            for lease_id in sorted(present - unreadable.keys()):
+            for lease_id in sorted({*self.store.ids(), *self.store.stray_ids(self.shares)}):
                 try:
-                    sentences += self._end(lease_id, known.get(lease_id), now, all_of_them)
+                    lease = self.store.read(lease_id)
+                    sentences += self._end(lease_id, lease, now, all_of_them)
+                except LeaseUnreadable as error:
+                    unswept[f"lease {lease_id}"] = str(error)
                 except ProviderError as error:
                     sentences.append(str(error))
-        if unreadable:
-            reasons = {f"lease {name}": str(why) for name, why in unreadable.items()}
-            raise NotSwept("local", reasons, sentences)
+        if unswept:
+            raise NotSwept("local", unswept, sentences)
         return sentences
 
     def _end(
