@@ -1,11 +1,9 @@
-"""Start and end the child processes of `make up`."""
+"""Watch and end the child processes of `make up`."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
 
@@ -23,25 +21,6 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-
-    @classmethod
-    def start(cls, name: str, line: Sequence[str], *, env: Mapping[str, str], log: Path) -> Self:
-        """Start the command `line`, and write its output to a new file at `log`.
-
-        The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
-        """
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *line],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                umask=0o077,  # other users must not read databases and logs
-            )
-        return cls(name=name, process=process, log=log)
 
     def check(self) -> None:
         """Raise UpError with the end of the log if the process has ended."""

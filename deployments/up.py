@@ -82,12 +82,23 @@ class Service:
         """Start a program of this Python environment, and return its process.
 
         line: the program and its arguments. env: additional environment variables.
+        The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
-        child = Child.start(name, [str(BIN / program), *words], env=self.env | env, log=log)
-        self.children.append(child)
-        return child
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", str(BIN / program), *words],
+                env=self.env | env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                umask=0o077,  # other users must not read databases and logs
+            )
+        self.children.append(Child(name=name, process=process, log=log))
+        return self.children[-1]
 
     def start_prefect(self) -> Child:
         port = self.ports["prefect"]

@@ -171,7 +171,7 @@ MUTANTS = (
         f"{_T_EC2}/test_cluster.py"),
     _of("fence-tried", "tasks/node/on_ec2/metadata_fence.py", r"problem = _prove\(.*\)", 'problem = ""',
         "tasks/node/on_ec2/test_metadata_fence.py"),
-    _of("secret-in-userdata", f"{_EC2}/machines.py", r"prefix=choices\.prefix,(\n +region=store\.region)",
+    _of("secret-in-userdata", f"{_EC2}/provider.py", r"prefix=choices\.prefix,(\n +region=store\.region)",
         r'prefix=lease.prefix + "?" + __import__("os").environ.get("AWS_SECRET_ACCESS_KEY", ""),\1',
         "tasks/workspace/test_secrets.py"),
     _of("secret-in-error", f"{_EC2}/api.py", r"(raise AwsRefused\(code_of\(error\).*\)) from None", r"\1 from error",

@@ -6,7 +6,6 @@ This module does not call AWS.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -227,30 +226,17 @@ _QUOTAS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TypeFacts:
-    """The facts about an instance type that a launch needs.
+def several_interfaces(answer: Answer) -> bool:
+    """Return True if a machine needs several network interfaces to reach its full rate.
 
-    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` is
-    the result of the function `efa_cards`: indices of network cards that can have an EFA interface.
+    EC2 gives no public IP address to a machine with several interfaces.
     """
-
-    grouped: bool
-    efa_cards: tuple[int, ...]
-
-    @property
-    def several_interfaces(self) -> bool:
-        """Return True if a machine needs several network interfaces to reach its full rate.
-
-        EC2 gives no public IP address to a machine with several interfaces.
-        """
-        return self.efa_cards not in ((), (0,))
+    return efa_cards(answer) not in ((), (0,))
 
 
-def facts_of(answer: Answer) -> TypeFacts:
-    """Convert a description from DescribeInstanceTypes to a TypeFacts."""
-    strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
-    return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
+def may_be_grouped(answer: Answer) -> bool:
+    """Return True if machines of the type may be in a cluster placement group."""
+    return "cluster" in answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
 
 
 def quota_of(instance_type: str, market: str) -> str | None:

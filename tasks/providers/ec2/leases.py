@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
@@ -24,6 +24,7 @@ from .settings import Region
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 _Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,19 @@ class Ec2Lease(Lease):
         return usd
 
 
+def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
+    """Return the content of `file`; None if it is missing.
+
+    Raises ProviderError with `advice` if the file cannot be read.
+    """
+    try:
+        return schema.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ProviderError(f"{file} cannot be read ({error}). {advice}") from error
+
+
 class Ec2Leases(LeaseFolder[Ec2Lease]):
     """The EC2 leases of one SRIFT_HOME, and the time at which each region was last searched.
 
@@ -179,15 +193,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         Returns {} if no search has been stored. Raises ProviderError if the file with these times
         cannot be read.
         """
-        try:
-            return _SWEPT.validate_json(self.swept_file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"{self.swept_file} cannot be read ({error}). Machines may run in regions that "
-                "srift.toml named earlier: check these regions in AWS, then delete the file"
-            ) from error
+        advice = (
+            "Machines may run in regions that srift.toml named earlier: check these regions in AWS,"
+            " then delete the file"
+        )
+        return _stored(self.swept_file, _SWEPT, advice) or {}
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
@@ -204,16 +214,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
         missing. Raises ProviderError if the file cannot be read.
         """
-        try:
-            return _SPENT.validate_json(self.spent_file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"{self.spent_file} cannot be read ({error}), and nothing was bought. Delete the"
-                " file, look at AWS's bill, and run"
-                " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
-            ) from error
+        advice = (
+            "Nothing was bought. Delete the file, look at AWS's bill, and run"
+            " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+        )
+        return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
         """Add the costs of leases to `spent_file`. Create the file if it is missing.

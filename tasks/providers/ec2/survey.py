@@ -10,7 +10,7 @@ from models.domain.cluster import Cluster
 from ..archive import archive
 from ..base import NotSupported
 from .api import Answer, Ec2Api
-from .catalogue import facts_of, off_image
+from .catalogue import off_image, several_interfaces
 from .requests import LaunchSpec
 from .settings import Ec2
 
@@ -33,8 +33,8 @@ def launch_spec(
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
     answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
-    types = {kind["InstanceType"]: facts_of(kind) for kind in answer["InstanceTypes"]}
-    several = [name for name, facts in types.items() if facts.several_interfaces]
+    types = {kind["InstanceType"]: kind for kind in answer["InstanceTypes"]}
+    several = [name for name, kind in types.items() if several_interfaces(kind)]
     if why := not_launched(cluster, choices, several):
         raise NotSupported(why)
     vpc, subnets = network_of(api, region, choices)
@@ -65,10 +65,10 @@ def launch_spec(
     )
 
 
-def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
+def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> str:
     """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
 
-    `several_interfaces` has the names of the types that need several network interfaces to reach
+    `several` has the names of the types that need several network interfaces to reach
     their full network rate.
     """
     if cluster.market == "mixed":
@@ -77,7 +77,7 @@ def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[
         kind = offer.instance_type
         if off := off_image(kind, choices.ami_parameter):
             return f"{off}; remove this type from [ec2] instance_types"
-        if choices.public and len(cluster.members) > 1 and kind.name in several_interfaces:
+        if choices.public and len(cluster.members) > 1 and kind.name in several:
             return (
                 f"{kind.name} has several network cards, and EC2 gives no public address to a "
                 'machine that uses them all: set [ec2] subnets = "private"'
