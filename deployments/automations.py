@@ -84,6 +84,7 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
     return AutomationCore(
         name=f"srift: {event.removeprefix('srift.')}",
         trigger=EventTrigger(
+            posture=Posture.Reactive,
             expect={event},
             match=ResourceSpecification({"prefect.resource.id": "srift.*"}),
         ),

@@ -135,21 +135,6 @@ class LeaseFolder(Generic[L]):
         paths = self.root.glob("*")
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
-    def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return all readable leases, and {lease id: error} for the unreadable leases.
-
-        Leases that have ended are included.
-        """
-        found: list[L] = []
-        unreadable: dict[str, LeaseUnreadable] = {}
-        for lease_id in self.ids():
-            try:
-                if lease := self.read(lease_id):
-                    found.append(lease)
-            except LeaseUnreadable as error:
-                unreadable[lease_id] = error
-        return found, unreadable
-
     def known(self) -> list[L]:
         """Return every lease, including ended leases.
 
@@ -157,29 +142,39 @@ class LeaseFolder(Generic[L]):
         """
         return [lease for lease_id in self.ids() if (lease := self.read(lease_id))]
 
+    def stored(self) -> list[Lease]:
+        """Return every lease, including ended leases and unreadable leases.
+
+        An unreadable lease is a `Lease` with the price None, and the modification time of its
+        folder as start and deadline. Its `problem` says why it cannot be read.
+        """
+        found: list[Lease] = []
+        for lease_id in self.ids():
+            try:
+                lease: Lease | None = self.read(lease_id)
+            except LeaseUnreadable as error:
+                moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
+                lease = Lease(
+                    lease_id=lease_id,
+                    cluster="",
+                    market="",
+                    usd_per_hour=None,
+                    started_at=moment,
+                    deadline_at=moment,
+                    controller=0,
+                    problem=str(error),
+                )
+            if lease is not None:
+                found.append(lease)
+        return found
+
     def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.
 
         A lease is held while its machines may run, or while some of their files are not on this
-        computer yet. An unreadable lease has the price None, and the modification time of its
-        folder as start and deadline.
+        computer yet.
         """
-        found, unreadable = self.read_all()
-        held: list[Lease] = [lease for lease in found if lease.is_held]
-        for lease_id, error in unreadable.items():
-            moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-            unknown = Lease(
-                lease_id=lease_id,
-                cluster="",
-                market="",
-                usd_per_hour=None,
-                started_at=moment,
-                deadline_at=moment,
-                controller=0,
-                problem=str(error),
-            )
-            held.append(unknown)
-        return held
+        return [lease for lease in self.stored() if lease.is_held]
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's folder with its mailbox. Does nothing if there is no folder."""

@@ -199,7 +199,8 @@ class Ec2Provider(Ec2Market, Provider):
 
         Tries to download missing uploads first. Errors of AWS are ignored.
         """
-        over = [lease for lease in self.lease_folder.read_all()[0] if lease.ended_at]
+        stored = self.lease_folder.stored()
+        over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
             over = [self.fetched(lease, 0.0) for lease in over]
         return [lease for lease in over if lease.fetched]

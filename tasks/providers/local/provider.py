@@ -92,7 +92,7 @@ class LocalProvider(LocalMachine, Provider):
 
         If the process that made a launch was killed, the launch ends only when the reaper runs.
         """
-        return [lease for lease in self.store.read_all()[0] if lease.ended_at]
+        return [lease for lease in self.store.stored() if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         """Delete the record of an ended launch and all files of its hosts.
