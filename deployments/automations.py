@@ -47,7 +47,6 @@ def without_heartbeat() -> AutomationCore:
             expect={_HEARTBEAT, *_ENDED},
             match=_ANY_RUN,
             for_each={"prefect.resource.id"},
-            threshold=1,
             within=timedelta(seconds=90),
         ),
         actions=[ChangeFlowRunState(state=StateType.CRASHED, message="its process is gone")],
@@ -69,7 +68,6 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
             match_related=ResourceSpecification(
                 {"prefect.resource.role": "deployment", "prefect.resource.name": deployment}
             ),
-            threshold=1,
             within=OVERDUE,
         ),
         actions=[
@@ -89,8 +87,6 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
             posture=Posture.Reactive,
             expect={event},
             match=ResourceSpecification({"prefect.resource.id": "srift.*"}),
-            threshold=1,
-            within=timedelta(0),
         ),
         actions=[
             SendNotification(

@@ -12,25 +12,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from automations import put, without_heartbeat
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed
 
-from processes import Child, UpError
 from tasks.workspace.credential import FILE, USER, new_credential, store_credential
 from tasks.workspace.home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from tasks.workspace.prefect_server import ServerEnded, wait_until_serving
 from tasks.workspace.settings import Settings, SettingsError, load_settings
 
 POOL = "srift"
+GRACE_S = 30.0  # seconds in which a run can release its machines and load its records
 HOST = "127.0.0.1"
 FOLDER = Path(__file__).resolve().parent
 PREFECT_FILE = FOLDER / "prefect.yaml"
@@ -44,6 +46,49 @@ authorization_function = same_origin:authenticate
 
 
 say = partial(print, flush=True)
+
+
+class UpError(Exception):
+    """`make up` cannot start or continue. The message names the fix or shows the end of a log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A child process and its log file."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def check(self) -> None:
+        """Raise UpError with the end of the log if the process has ended."""
+        if self.process.poll() is not None:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
+
+    def end(self) -> int:
+        """Terminate the process and its flow runs, and kill what remains after GRACE_S seconds.
+
+        Flow runs are child processes in separate process groups. They are terminated too, because a
+        worker waits for its flow runs before it ends. Returns the number of descendant processes
+        that had to be killed.
+        """
+        try:
+            first = psutil.Process(self.process.pid)
+            family = [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return 0
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                if one == first or "prefect." in " ".join(one.cmdline()):
+                    one.terminate()
+        _, left = psutil.wait_procs(family, timeout=GRACE_S)
+        for one in left:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(left, timeout=5.0)
+        self.process.wait()
+        return sum(one != first for one in left)
 
 
 class Service:
@@ -82,12 +127,23 @@ class Service:
         """Start a program of this Python environment, and return its process.
 
         line: the program and its arguments. env: additional environment variables.
+        The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
-        child = Child.start(name, [str(BIN / program), *words], env=self.env | env, log=log)
-        self.children.append(child)
-        return child
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", str(BIN / program), *words],
+                env=self.env | env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                umask=0o077,  # other users must not read databases and logs
+            )
+        self.children.append(Child(name=name, process=process, log=log))
+        return self.children[-1]
 
     def start_prefect(self) -> Child:
         port = self.ports["prefect"]

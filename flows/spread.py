@@ -1,15 +1,13 @@
 """Map a function over values with Prefect tasks, on threads or on a Dask cluster."""
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from prefect import task
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from tasks.providers.local.cpu_shares import quota_cores
-
-Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+from models.monitoring.cross_validation import Each
+from tasks.providers.local.cpu_shares import usable_cores
 
 
 def each_by_task(dask: str) -> Each:
@@ -31,8 +29,7 @@ def each_by_task(dask: str) -> Each:
 
 def _runner(dask: str) -> TaskRunner[Any]:
     if not dask:
-        cores = min(len(os.sched_getaffinity(0)), quota_cores())
-        return ThreadPoolTaskRunner(max_workers=max(1, int(cores)))
+        return ThreadPoolTaskRunner(max_workers=max(1, int(usable_cores())))
     from prefect_dask.task_runners import DaskTaskRunner
 
     runner: TaskRunner[Any] = DaskTaskRunner(address=dask)

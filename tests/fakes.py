@@ -8,7 +8,7 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from tasks.execution.job import Clock, Job
 from tasks.node.record import CPU, Devices, write_json
 from tasks.providers.base import (
-    EndedLease,
+    Lease,
     NoCapacity,
     NodeState,
     Provider,
@@ -178,11 +178,14 @@ class FakeProvider(Provider):
 
     def end(self, lease_id, mailbox, outcome):
         self.over.append(
-            EndedLease(
+            Lease(
                 lease_id=lease_id,
                 cluster="2xsmall",
                 market="spot",
+                usd_per_hour=30.0,
                 started_at=NOON,
+                deadline_at=NOON + timedelta(hours=1),
+                controller=1,
                 ended_at=NOON + timedelta(minutes=1),
                 usd=0.5,
                 outcome=outcome,

@@ -29,7 +29,7 @@ from tasks.recommendation import table
 from tasks.training import registry
 from tasks.training.registry import Champion, Provenance
 from tasks.workspace.settings import load_settings
-from tasks.workspace.sources import digest_of
+from tasks.workspace.sources import Source
 from tasks.workspace.workspace import Workspace
 from tests.models.planning import cores_fit
 from tests.models.synthetic import TYPES, World
@@ -172,7 +172,7 @@ def measured():
         for name, frame in frames.items()
     }
     frames["runs"] = frames["runs"].assign(measured_at=pd.Timestamp(NOON).tz_localize(None))
-    digest = digest_of(_BUILD.encode(), "build", {})
+    digest = Source(files={}, entry="").digest({"": _BUILD.encode()}, "build", {})
     frames["workloads"] = frames["workloads"].assign(digest=digest)
     digests = {one.name: one.digest for one in DescribedMachines().instance_types()}
     types = data.instance_types.assign(digest=data.instance_types["name"].map(digests))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from tasks.providers.ec2.catalogue import described, facts_of, family
+from tasks.providers.ec2.catalogue import described, family, several_interfaces
 from tasks.providers.ec2.prices import known_price
 from tasks.providers.ec2.snapshot import FILE, LISTED_REGION
 
@@ -78,7 +78,7 @@ def make(today, catalogue=CATALOGUE):
         for region, rows in INSTANCE_TYPE_OFFERINGS["region"].items()
         if _REGION.fullmatch(region)
     }
-    several = (name for name, one in INSTANCE_TYPES.items() if facts_of(one).several_interfaces)
+    several = (name for name, one in INSTANCE_TYPES.items() if several_interfaces(one))
     new = pd.read_csv(catalogue, index_col="instance_type")["on_demand_usd_per_h_us_east_1"]
     usd = estimated(prices["compute"]["ec2_linux"], new.dropna())
     return {

@@ -142,7 +142,14 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
     if unknown := given - set(known.names):
         raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
     schema = pa.schema([field for field in known if field.name in given])
-    plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    # Arrow converts times to UTC, but does not know NaT, which is unequal to itself.
+    plain = [
+        {
+            key: None if isinstance(value, datetime) and value != value else value
+            for key, value in row.items()
+        }
+        for row in rows
+    ]
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     return insert(connection, table, schema.names, chosen)
 
@@ -189,10 +196,3 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 def in_utc(moment: datetime) -> datetime:
     """Return the time in UTC as a naive datetime. A naive datetime is returned unchanged."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
-
-
-def _plain(value: Any) -> Any:
-    """Convert a time to a naive datetime in UTC, and NaT to None. Return other values unchanged."""
-    if isinstance(value, datetime):
-        return None if value != value else in_utc(value)  # NaT is unequal to itself
-    return value

@@ -15,8 +15,7 @@ import os
 import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -76,19 +75,10 @@ class Warehouse:
     """The DuckDB file at `path`, in which the pipeline stores its data.
 
     wait_s: maximum number of seconds to wait while another process or thread uses the file.
-    sleep: function that waits between two attempts to open the file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        wait_s: float = WAIT_S,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.path = path
-        self._wait_s = wait_s
-        self._sleep = sleep
+    def __init__(self, path: Path, *, wait_s: float = WAIT_S) -> None:
+        self.path, self._wait_s = path, wait_s
 
     def __str__(self) -> str:
         return str(self.path)
@@ -239,7 +229,6 @@ class Warehouse:
             retry=tenacity.retry_if_exception(lambda error: _LOCKED in str(error)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             stop=tenacity.stop_after_delay(self._wait_s),
-            sleep=self._sleep,
             reraise=True,
         )
         try:

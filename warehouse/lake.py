@@ -87,7 +87,7 @@ class SharedWarehouse(Warehouse):
 
         Raises WarehouseError if PostgreSQL does not answer.
         """
-        with self._explained(), self._session().cursor(_TABLES_FIRST) as connection:
+        with self._explained(), _session(self.lake).cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 
     def create(self) -> None:
@@ -145,16 +145,13 @@ class SharedWarehouse(Warehouse):
         with self._explained(), ExitStack() as opened:
             if not read_only:
                 opened.enter_context(self._turn())
-            session = self._session()
+            session = _session(self.lake)
             session.make_views(self)
             connection = opened.enter_context(session.cursor(_VIEWS_FIRST))
             if read_only:  # all reads of the block see the same state
                 connection.execute("begin transaction read only")
                 opened.callback(_roll_back, connection)
             yield connection
-
-    def _session(self) -> _Session:
-        return _session(self.lake)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -163,7 +160,7 @@ class SharedWarehouse(Warehouse):
         PostgreSQL releases the lock if this process or its machine dies. Raises WarehouseBusy if
         another process does not release the lock within `wait_s` seconds.
         """
-        with self._session().cursor(_VIEWS_FIRST) as connection:
+        with _session(self.lake).cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
             try:
                 lock(connection, _WRITER, self._wait_s)

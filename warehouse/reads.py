@@ -112,11 +112,9 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
     """Return a digest of the frames' contents. The order of rows and columns does not matter."""
     whole = hashlib.sha256()
-    for name in sorted(frames):
-        frame = frames[name].reindex(sorted(frames[name].columns), axis=1)
-        whole.update(f"{name}:{','.join(frame.columns)}\n".encode())
-        for line in sorted(frame.to_csv(index=False, header=False).splitlines()):
-            whole.update(line.encode() + b"\n")
+    for name, frame in sorted(frames.items()):
+        header, *lines = frame.sort_index(axis=1).to_csv(index=False).splitlines()
+        whole.update("\n".join([name, header, *sorted(lines), ""]).encode())
     return whole.hexdigest()[:16]
 
 

@@ -5,8 +5,6 @@ traceback.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -14,37 +12,29 @@ from typer.core import TyperGroup
 
 
 class ExplainedGroup(TyperGroup):
-    """A group of commands whose expected errors are printed without a traceback."""
+    """A group of commands whose expected errors are printed without a traceback.
+
+    The exit code is 2 for wrong settings and 1 for other expected errors. An error is expected if
+    it has an attribute `exit_code`, is an OSError or Prefect's CancelledRun, or is caused by a full
+    or read-only disk. All other exceptions propagate unchanged.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with explained():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except (KeyboardInterrupt, _of_prefect("TerminationSignal", KeyboardInterrupt)):
             fail("interrupted: machines were released, and their measurements were loaded", 1)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in ("typer", "click"):
+                raise  # typer itself reports wrong options
+            from tasks.workspace.home import disk_trouble
 
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Print the message of an expected error without a traceback, and exit with the error's code.
-
-    The code is 2 for wrong settings and 1 for other expected errors. An error is expected if it has
-    an attribute `exit_code`, is an OSError or Prefect's CancelledRun, or is caused by a full or
-    read-only disk. All other exceptions propagate unchanged.
-    """
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] in ("typer", "click"):
-            raise  # typer itself reports wrong options
-        from tasks.workspace.home import disk_trouble
-
-        code = getattr(error, "exit_code", None)
-        expected = code or isinstance(error, (OSError, _of_prefect("CancelledRun", OSError)))
-        trouble = None if code else disk_trouble(error)
-        if not expected and trouble is None:
-            raise
-        fail(trouble or str(error), code or 1)
+            code = getattr(error, "exit_code", None)
+            expected = code or isinstance(error, (OSError, _of_prefect("CancelledRun", OSError)))
+            trouble = None if code else disk_trouble(error)
+            if not expected and trouble is None:
+                raise
+            fail(trouble or str(error), code or 1)
 
 
 def fail(message: str, code: int) -> None:

@@ -18,7 +18,6 @@ from ..execution.job import workload_names
 from ..market.offers import offers_now
 from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
-from ..providers.ec2.catalogue import TypeFacts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
@@ -134,7 +133,7 @@ def _requests(
         region=region,
         vpc="(the subnets' VPC)",
         subnets={zone: f"(the {ec2.subnets} subnet in {zone})" for zone in sorted(zones)},
-        types=defaultdict(lambda: TypeFacts(grouped=False, efa_cards=())),
+        types=defaultdict(lambda: {"NetworkInfo": {}}),
         image={"ImageId": f"(the image of {ec2.ami_parameter})"},
         role_id="(the role of [ec2] instance_profile)",
         controller="(this home)",

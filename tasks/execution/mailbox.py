@@ -14,7 +14,7 @@ from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
 from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
-from ..providers.base import EndedLease, read_object
+from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
@@ -228,12 +228,13 @@ class MachineLog:
         return next(row for row in reversed(self._rows) if row["node"] == node)
 
 
-def machine_rows(lease: EndedLease, provider: str) -> list[Row]:
+def machine_rows(lease: Lease, provider: str) -> list[Row]:
     """Return a row of the table raw_machines for each machine of an ended launch.
 
     The caller adds the column `refresh_id`.
     """
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
+    assert lease.ended_at is not None
     whole_s = (lease.ended_at - lease.started_at).total_seconds()
     for row in rows:
         from_s, after_s = row.pop("from_s"), row.pop("after_s")

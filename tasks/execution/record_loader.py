@@ -8,7 +8,7 @@ loaded twice, its rows are stored once.
 import json
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,11 +19,12 @@ from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
 from ..node.record import Devices
-from ..providers.base import EndedLease, json_of_node, read_object
+from ..providers.base import Lease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, refresh_of, run_row
 
+_LEASE_COLUMNS = ("lease_id", "cluster", "market", "started_at", "ended_at", "usd", "outcome")
 _MOST_SAID = 500  # maximum length in characters of a machine's message to the user
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
@@ -204,7 +205,7 @@ class Collected:
         self.notes += other.notes
 
 
-def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collected:
+def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
     lease: the record of the launch.
@@ -235,8 +236,7 @@ def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collec
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
     # the refresh that loads a lease need not be the refresh that bought it
     refresh_id = refresh_of(lease.lease_id)
-    columns = asdict(lease) | {"provider": provider}
-    del columns["mailbox"], columns["refusals"]
+    columns = {name: getattr(lease, name) for name in _LEASE_COLUMNS} | {"provider": provider}
     with workspace.warehouse.transact() as connection:
         new = append_records(connection, list(found.values()), refresh_id=refresh_id, loaded_at=now)
         if lease.outcome != "refused":
@@ -257,7 +257,7 @@ def load_lease(workspace: Workspace, lease: EndedLease, now: datetime) -> Collec
     return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
 
 
-def _rows_of_end(lease: EndedLease, run_setups: RunSetups, provider: str) -> list[Row]:
+def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return rows about refused requests for machines, and about a run that the reaper stopped.
 
     Each request that the provider refused has a row. The reaper ends the machines of a launch whose

@@ -13,13 +13,16 @@ ProviderError
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, Self
+
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
@@ -69,20 +72,74 @@ class NotSwept(ProviderError):
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A launch whose machines may still be running.
+    """The record of a launch, which is stored in the file lease.json.
 
-    `controller_alive` is True if the process that launched the machines still runs. `usd_per_hour`
-    is None if the price is unknown. `problem` says why the lease file is unreadable; it is "" for a
-    readable file.
+    `controller` is the PID of the process that launched the machines. `usd_per_hour` and `usd` (the
+    cost) are None if they are unknown. `refusals` has one sentence for each failed launch attempt.
+    `ended_at`, `usd` and `outcome` are set when the launch ends. `outcome` is one of:
+
+    released   the process that made the launch ended it; the reaper may have finished this
+    reaped     the reaper ended the launch
+    refused    no machine was launched
+
+    The file does not have the last three fields. `mailbox` is the folder of the machines' files.
+    `controller_alive` is True if the controller still ran when the file was read. `problem` says
+    why the file is unreadable; it is "" for a readable file.
     """
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     lease_id: str
     cluster: str
+    market: str
     usd_per_hour: float | None
-    started_at: datetime
-    deadline_at: datetime
-    controller_alive: bool
-    problem: str = ""
+    started_at: AwareDatetime
+    deadline_at: AwareDatetime
+    controller: int
+    ended_at: AwareDatetime | None = None
+    usd: float | None = None
+    outcome: str = ""
+    refusals: tuple[str, ...] = ()
+    mailbox: Annotated[Path, Field(exclude=True)] = field(default=Path(), compare=False)
+    controller_alive: Annotated[bool, Field(exclude=True)] = field(default=True, compare=False)
+    problem: Annotated[str, Field(exclude=True)] = ""
+
+    @classmethod
+    def new(
+        cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
+    ) -> Self:
+        """Return a lease that starts at `now`, with this process as its controller.
+
+        The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
+        subclass.
+        """
+        return cls(
+            lease_id=lease_id,
+            cluster=cluster.name,
+            market="+".join(sorted({offer.market for offer in cluster.members})),
+            usd_per_hour=cluster.usd_per_hour,
+            started_at=now,
+            deadline_at=now + timedelta(seconds=deadline_s),
+            controller=os.getpid(),
+            **fields,
+        )
+
+    @property
+    def is_held(self) -> bool:
+        """Return True while machines may run or some of their files are not on this computer."""
+        return self.ended_at is None
+
+    def why_end(self, now: datetime, *, all_of_them: bool) -> str:
+        """Return why this launch must end at time `now`; "" if it may continue.
+
+        It must end if the process that made it has died, its deadline has passed, or `all_of_them`
+        is True.
+        """
+        if not self.controller_alive:
+            return f"its controller (process {self.controller}) is gone"
+        if now >= self.deadline_at:
+            return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
+        return "all leases have to end" if all_of_them else ""
 
     def usd_until(self, now: datetime) -> float | None:
         """Return the cost in dollars from the start until `now`; None if the price is unknown.
@@ -91,30 +148,6 @@ class Lease:
         """
         hours = max(0.0, (min(now, self.deadline_at) - self.started_at).total_seconds()) / 3600
         return None if self.usd_per_hour is None else self.usd_per_hour * hours
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndedLease:
-    """The record of a launch whose machines have ended.
-
-    The measurements in the folder `mailbox` may not be in the warehouse yet. `usd` is the cost in
-    dollars; None if it is unknown. `refusals` has one sentence for each failed launch attempt.
-    `outcome` is one of:
-
-    released   the process that made the launch ended it; the reaper may have finished this
-    reaped     the reaper ended the launch
-    refused    no machine was launched
-    """
-
-    lease_id: str
-    cluster: str
-    market: str
-    started_at: datetime
-    ended_at: datetime
-    usd: float | None
-    outcome: str
-    mailbox: Path
-    refusals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +277,7 @@ class Provider(Protocol):
         unreadable file is a `Lease` whose `problem` says why it cannot be read.
         """
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self) -> list[Lease]:
         """Return the records of ended launches whose files are all on this computer.
 
         Launches that `forget` has deleted are left out. So are unreadable lease files.
@@ -264,7 +297,7 @@ class Provider(Protocol):
         If a region or lease file cannot be checked, the rest is done before NotSwept is raised.
         """
 
-    def closed(self) -> list[EndedLease]:
+    def closed(self) -> list[Lease]:
         """Return the records of all ended launches that `forget` has not deleted.
 
         Unlike `ended`, this includes launches whose files are not all on this computer yet. The EC2

@@ -12,19 +12,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from pydantic import AwareDatetime, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from models.domain.cluster import Cluster
-
-from .base import EndedLease, Lease, LeaseUnreadable, ProviderError
+from .base import Lease, LeaseUnreadable, ProviderError
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 # File descriptors of the locks that this process holds, by the folder of the lease. The kernel
@@ -32,78 +30,11 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _CONTROLLED: dict[Path, int] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldLease:
-    """The fields of lease.json that all providers share.
-
-    `controller` is the PID of the process that launched the machines. `ended_at`, `usd` (the cost)
-    and `outcome` are set when the launch ends.
-    """
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    lease_id: str
-    cluster: str
-    market: str
-    usd_per_hour: float | None
-    started_at: AwareDatetime
-    deadline_at: AwareDatetime
-    controller: int
-    ended_at: AwareDatetime | None = None
-    usd: float | None = None
-    outcome: str = ""
-
-    @classmethod
-    def new(
-        cls, cluster: Cluster, *, lease_id: str, deadline_s: float, now: datetime, **fields: Any
-    ) -> Self:
-        """Return a lease that starts at `now`, with this process as its controller.
-
-        The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
-        subclass.
-        """
-        return cls(
-            lease_id=lease_id,
-            cluster=cluster.name,
-            market="+".join(sorted({offer.market for offer in cluster.members})),
-            usd_per_hour=cluster.usd_per_hour,
-            started_at=now,
-            deadline_at=now + timedelta(seconds=deadline_s),
-            controller=os.getpid(),
-            **fields,
-        )
-
-    @property
-    def is_held(self) -> bool:
-        return self.ended_at is None
-
-    def why_end(self, now: datetime, *, controller_alive: bool, all_of_them: bool) -> str:
-        """Return why this launch must end at time `now`; "" if it may continue.
-
-        It must end if the process that made it has died (`controller_alive` is False), its deadline
-        has passed, or `all_of_them` is True.
-        """
-        if not controller_alive:
-            return f"its controller (process {self.controller}) is gone"
-        if now >= self.deadline_at:
-            return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-        return "all leases have to end" if all_of_them else ""
-
-    def shared(self, kind: type) -> dict[str, Any]:
-        """Return {name: value} for each field of the dataclass `kind` that this lease also has."""
-        names = [field.name for field in fields(kind) if hasattr(self, field.name)]
-        return {name: getattr(self, name) for name in names}
-
-    def held(self, *, controller_alive: bool) -> Lease:
-        """Convert to a `Lease`, the form that the provider interface returns."""
-        return Lease(**self.shared(Lease), controller_alive=controller_alive)
-
-
-L = TypeVar("L", bound=HeldLease)
+L = TypeVar("L", bound=Lease)
 
 
 class LeaseFolder(Generic[L]):
-    """The leases in the folder `root`, as instances of `kind`: `HeldLease` or a subclass of it."""
+    """The leases in the folder `root`, as instances of `kind`: `Lease` or a subclass of it."""
 
     kind: type[L]
 
@@ -156,7 +87,7 @@ class LeaseFolder(Generic[L]):
                 f"{directory} cannot be written ({error.strerror}); nothing was started"
             ) from error
 
-    def controller_alive(self, lease_id: str) -> bool:
+    def _controller_alive(self, lease_id: str) -> bool:
         """Return True if the process that created the lease still runs, in any container.
 
         Returns True if this cannot be determined. The lease then ends at its deadline.
@@ -178,7 +109,8 @@ class LeaseFolder(Generic[L]):
 
     def write(self, lease: L) -> None:
         """Write lease.json. Raises OSError on failure; the previous file is then kept."""
-        replace_durably(self.directory(lease.lease_id) / "lease.json", asdict(lease))
+        body = self._schema.dump_python(lease, mode="json")
+        replace_durably(self.directory(lease.lease_id) / "lease.json", body)
 
     def read(self, lease_id: str) -> L | None:
         """Return the lease with this id; None if it has no lease.json.
@@ -190,7 +122,11 @@ class LeaseFolder(Generic[L]):
             lease = self._schema.validate_json(path.read_bytes())
             if lease.lease_id != lease_id:
                 raise ValueError(f"the file's lease_id is {lease.lease_id}, not {lease_id}")
-            return lease
+            return replace(
+                lease,
+                mailbox=self.mailbox(lease_id),
+                controller_alive=self._controller_alive(lease_id),
+            )
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -204,65 +140,46 @@ class LeaseFolder(Generic[L]):
         paths = self.root.glob("*")
         return sorted(path.name for path in paths if path.is_dir() and NAME.match(path.name))
 
-    def read_all(self) -> tuple[list[L], dict[str, LeaseUnreadable]]:
-        """Return all readable leases, and {lease id: error} for the unreadable leases.
-
-        Leases that have ended are included.
-        """
-        found: list[L] = []
-        unreadable: dict[str, LeaseUnreadable] = {}
-        for lease_id in self.ids():
-            try:
-                if lease := self.read(lease_id):
-                    found.append(lease)
-            except LeaseUnreadable as error:
-                unreadable[lease_id] = error
-        return found, unreadable
-
     def known(self) -> list[L]:
         """Return every lease, including ended leases.
 
         Raises LeaseUnreadable if any lease cannot be read.
         """
-        found, unreadable = self.read_all()
-        for error in unreadable.values():
-            raise error
+        return [lease for lease_id in self.ids() if (lease := self.read(lease_id))]
+
+    def stored(self) -> list[Lease]:
+        """Return every lease, including ended leases and unreadable leases.
+
+        An unreadable lease is a `Lease` with the price None, and the modification time of its
+        folder as start and deadline. Its `problem` says why it cannot be read.
+        """
+        found: list[Lease] = []
+        for lease_id in self.ids():
+            try:
+                lease: Lease | None = self.read(lease_id)
+            except LeaseUnreadable as error:
+                moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
+                lease = Lease(
+                    lease_id=lease_id,
+                    cluster="",
+                    market="",
+                    usd_per_hour=None,
+                    started_at=moment,
+                    deadline_at=moment,
+                    controller=0,
+                    problem=str(error),
+                )
+            if lease is not None:
+                found.append(lease)
         return found
 
     def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.
 
         A lease is held while its machines may run, or while some of their files are not on this
-        computer yet. An unreadable lease has the price None, the modification time of its folder as
-        start and deadline, and `controller_alive` = True.
+        computer yet.
         """
-        found, unreadable = self.read_all()
-        held = [
-            lease.held(controller_alive=self.controller_alive(lease.lease_id))
-            for lease in found
-            if lease.is_held
-        ]
-        for lease_id, error in unreadable.items():
-            moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-            unknown = Lease(
-                lease_id=lease_id,
-                cluster="",
-                usd_per_hour=None,
-                started_at=moment,
-                deadline_at=moment,
-                controller_alive=True,
-                problem=str(error),
-            )
-            held.append(unknown)
-        return held
-
-    def over(self, leases: Iterable[L]) -> list[EndedLease]:
-        """Convert each ended lease in `leases` to an `EndedLease`. Skips leases that still run."""
-        return [
-            EndedLease(**lease.shared(EndedLease), mailbox=self.mailbox(lease.lease_id))
-            for lease in leases
-            if lease.ended_at
-        ]
+        return [lease for lease in self.stored() if lease.is_held]
 
     def forget(self, lease_id: str) -> None:
         """Delete a lease's folder with its mailbox. Does nothing if there is no folder."""

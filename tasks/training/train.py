@@ -15,7 +15,6 @@ from warehouse import append, reads
 
 from ..workspace.blas_threads import one_thread
 from ..workspace.locking import refresh_lock
-from ..workspace.parallel import side_by_side
 from ..workspace.workspace import Workspace, code_commit, new_refresh_id
 from . import registry
 from .registry import Champion, Provenance
@@ -40,7 +39,7 @@ class Challenger:
 
 
 def challenge(
-    frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = side_by_side
+    frames: Mapping[str, pd.DataFrame], champion: Champion | None, each: Each = map
 ) -> Challenger | None:
     """Fit a new model, score it on held-out runs, and compare it with the model in use.
 

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,13 +39,7 @@ class Busy(Exception):
 
 
 @contextmanager
-def refresh_lock(
-    home: Path,
-    refresh_id: str,
-    *,
-    patience_s: float = 0.0,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
+def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
     Waits up to `patience_s` seconds for another refresh to end. Raises Busy if it is then still
@@ -62,7 +56,7 @@ def refresh_lock(
                 raise Busy(other)
             if left_s == patience_s:
                 reporter().say(f"waiting: {Busy(other)}")
-            sleep(_POLL_S)
+            time.sleep(_POLL_S)
             left_s -= _POLL_S
         file.truncate(0)
         started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -295,34 +295,38 @@ class Settings(_Section):
         return str(self.root / Path(stated).expanduser() / kind)
 
     def set_server_variables(self) -> None:
-        """Set the environment variables of `server_variables`, unless they are set already."""
-        for name, value in self.server_variables().items():
-            os.environ.setdefault(name, value)
+        """Set the environment variables that make Prefect and MLflow use the team's database.
 
-    def server_variables(self) -> dict[str, str]:
-        """Return the environment variables that make Prefect and MLflow use the team's database.
-
-        The result is empty if the section [shared] of srift.toml names no host.
+        Variables that are set already stay. Does nothing if the section [shared] of srift.toml
+        names no host.
         """
         if not self.shared.host:
-            return {}
+            return
         artifacts, database = self.shared_data("mlflow"), self.shared.database
-        return {
+        variables = {
             HISTORY: self.shared.url(f"{database}_prefect", "asyncpg"),
             OPERATORS_STORE: self.shared.url(f"{database}_mlflow", "psycopg2"),
             OPERATORS_ARTIFACTS: artifacts if "://" in artifacts else Path(artifacts).as_uri(),
         }
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
 
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.
 
-        Raises SettingsError if the name is unknown, or if its code or data cannot be sent to
-        machines, and OSError if the code cannot be read.
+        Raises SettingsError if the name is unknown, if its code or data cannot be sent to machines,
+        or if the shape of its transformer is not valid, and OSError if the code cannot be read.
         """
         stated = self.stated(name)
         least, largest = stated.batches
         overshoot = self.choice.overshoot_price
         goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
+        facts: dict[str, Any] = {}  # of a transformer, such as its parameter count
+        if stated.transformer is not None:
+            try:
+                facts = read_transformer(stated.transformer, stated.sequence, self.root)
+            except (OSError, ValueError) as error:
+                raise SettingsError(f"workloads.{name}.transformer: {error}") from None
         return Workload(
             name=name,
             digest=self.workload_digest(name),
@@ -331,21 +335,8 @@ class Settings(_Section):
             global_batch_most=largest,
             modes=stated.modes,
             goals=tuple(goals),
-            **self._facts(name, stated),
+            **facts,
         )
-
-    def _facts(self, name: str, stated: WorkloadSettings) -> dict[str, Any]:
-        """Return facts about a transformer, such as its parameter count, as {name: value}.
-
-        The result is empty if the setting `transformer` is missing. Raises SettingsError if the
-        setting is not a valid shape.
-        """
-        if stated.transformer is None:
-            return {}
-        try:
-            return read_transformer(stated.transformer, stated.sequence, self.root)
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
     def stated(self, name: str) -> WorkloadSettings:
         """Return the section of workload `name` in srift.toml.

@@ -1,12 +1,9 @@
 """Select the files of a workload's code, compute their digest, and pack them for machines."""
 
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +11,13 @@ from typing import Any
 
 from models.domain.suggestions import nearest_names
 
+from ..providers.archive import archive
+
 MAX_BYTES = 64 * 2**20  # every machine fetches the archive
 MAX_FILES = 20_000
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python environment
 _COMPILED = (".pyc", ".pyo")
 _AGENT = ("node.py", "node/__init__.py")  # would shadow the package `node` that machines run
-_MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
 # Matches an option, a path or an archive in a requirements file: pip may then read other files.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
@@ -64,7 +62,7 @@ class Source:
         function: str,
         arguments: Mapping[str, Any],
         *,
-        env: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
         data: str = "",
     ) -> str:
         """Return twelve hex digits that identify the code and everything with which it is called.
@@ -74,10 +72,12 @@ class Source:
         empty if it has none.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
-        called = f"{self.module}:{function}" if self.module else function
-        return digest_of(
-            content, called, arguments, requirements=self.requirements, env=dict(env), data=data
-        )
+        called = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
+        options = {"requirements": self.requirements, "env": env, "data": data}
+        if stated := {name: value for name, value in options.items() if value}:
+            called.append(stated)
+        rest = json.dumps(called, sort_keys=True).encode()
+        return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
         """Return twelve hex digits that change if a file that pip reads changes.
@@ -103,18 +103,6 @@ class Source:
         return archive(contents) if self.packed else contents[self.entry]
 
 
-def digest_of(content: bytes, function: str, arguments: Mapping[str, Any], **more: Any) -> str:
-    """Return twelve hex digits that identify a workload's code, function and arguments.
-
-    content: the code, or a hash of it. more: other values that the digest covers. Empty values do
-    not change the digest.
-    """
-    options = {name: value for name, value in more.items() if value}
-    called = [function, dict(arguments), *([options] if options else [])]
-    rest = json.dumps(called, sort_keys=True).encode()
-    return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
-
-
 def hashed(contents: Mapping[str, bytes]) -> Any:
     """Return the SHA-256 hash of files as a hashlib object. It covers their names and contents.
 
@@ -125,20 +113,6 @@ def hashed(contents: Mapping[str, bytes]) -> Any:
         whole.update(f"{name}\0{len(contents[name])}\0".encode(errors="surrogateescape"))
         whole.update(contents[name])
     return whole
-
-
-def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files `contents`, {file name: content}.
-
-    Equal files give equal bytes, because the owners, modes and times in the archive are constants.
-    """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(contents):
-            member = tarfile.TarInfo(name)
-            member.size, member.mtime, member.mode = len(contents[name]), _MODIFIED_UNIX, 0o644
-            tar.addfile(member, io.BytesIO(contents[name]))
-    return gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
 
 
 def folder_source(

@@ -6,15 +6,14 @@ Nine types of machine, ten workloads, one to 64 devices; rows have noise by plac
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import typer
+from joblib import Parallel, delayed
 
 from models.step_time.dataset import TrainingData
 from tasks.workspace.blas_threads import one_thread
-from tasks.workspace.parallel import side_by_side
 from tests.benchmarks.claims import Claim, Write, report
 from tests.benchmarks.scores import Group, score, summary
 from tests.frames import data_of
@@ -195,7 +194,8 @@ def main(seed: int = 1, write: Write = False) -> None:
     """Print errors and coverage by question."""
     data = GpuWorld(seed).data()
     with one_thread():
-        parts = side_by_side(partial(score, data, seed=seed), questions(data.runs, seed=seed))
+        groups = questions(data.runs, seed=seed)
+        parts = Parallel(n_jobs=-1)(delayed(score)(data, group, seed=seed) for group in groups)
     claims = [
         Claim(
             f"synthetic GPUs: {name}",

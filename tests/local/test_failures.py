@@ -22,7 +22,7 @@ from tasks.providers.local.network import detect
 from tasks.providers.local.processes import started_from
 from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import load_settings
-from tasks.workspace.sources import digest_of, file_source
+from tasks.workspace.sources import Source, file_source
 from tasks.workspace.workspace import Workspace
 from tests.fakes import job_of
 from tests.local.hosts import left_over
@@ -86,7 +86,7 @@ def job(installation, count, runs, text=TINY):
     """
     spec = WorkloadFile(
         name="tiny",
-        digest=digest_of(text.encode(), "build", {}),
+        digest=Source(files={}, entry="").digest({"": text.encode()}, "build", {}),
         file="workloads/tiny.py",
         function="build",
     )

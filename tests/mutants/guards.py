@@ -23,6 +23,7 @@ def _of(name, file, old, new, tests):
 
 
 _STEP = "models/step_time/model.py"
+_BASE = "tasks/providers/base.py"
 _LEASES, _EC2, _LOCAL = "tasks/providers/leases.py", "tasks/providers/ec2", "tasks/providers/local"
 _T_EC2, _T_BUDGET = "tasks/providers/ec2", "tasks/campaign/test_budget.py"
 
@@ -52,7 +53,7 @@ MUTANTS = (
     _of("tied-weights", "tasks/node/switches.py", r"all\(times == uses.*\.items\(\)\)", "True",
         "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.
-    _of("lease-deadline", _LEASES, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py"),
+    _of("lease-deadline", _BASE, r"if now >= self\.deadline_at:", "if False:", "local/test_local_endings.py"),
     _of("gradient-weight", "tasks/node/steps.py", r"scale=sum\(item\.used\) / \(whole \* steps\)",
         "scale=1 / batch",
         "local/test_node_loopback.py"),
@@ -87,7 +88,7 @@ MUTANTS = (
         f"{_T_EC2[:-4]}/local/test_leases.py"),
     _of("reaper-deadline", f"{_EC2}/reaper.py", r"if deadline and self\.now\.timestamp\(\) >= deadline:", "if False:",
         f"{_T_EC2}/test_reaper.py"),
-    _of("reaper-controller", _LEASES, r"if not controller_alive:", "if False:",
+    _of("reaper-controller", _BASE, r"if not self\.controller_alive:", "if False:",
         f"{_T_EC2}/test_reaper.py {_T_EC2[:-4]}/local/test_leases.py"),
     _of("token-lease", f"{_EC2}/requests.py", r"self\.controller, self\.lease_id, ", "self.controller, ",
         f"{_T_EC2}/test_requests.py"),
@@ -170,7 +171,7 @@ MUTANTS = (
         f"{_T_EC2}/test_cluster.py"),
     _of("fence-tried", "tasks/node/on_ec2/metadata_fence.py", r"problem = _prove\(.*\)", 'problem = ""',
         "tasks/node/on_ec2/test_metadata_fence.py"),
-    _of("secret-in-userdata", f"{_EC2}/machines.py", r"prefix=choices\.prefix,(\n +region=store\.region)",
+    _of("secret-in-userdata", f"{_EC2}/provider.py", r"prefix=choices\.prefix,(\n +region=store\.region)",
         r'prefix=lease.prefix + "?" + __import__("os").environ.get("AWS_SECRET_ACCESS_KEY", ""),\1',
         "tasks/workspace/test_secrets.py"),
     _of("secret-in-error", f"{_EC2}/api.py", r"(raise AwsRefused\(code_of\(error\).*\)) from None", r"\1 from error",

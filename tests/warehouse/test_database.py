@@ -71,14 +71,15 @@ def test_a_missing_warehouse_reads_as_empty_and_a_file_of_another_kind_is_damage
         warehouse.select("runs")
 
 
-def test_a_writer_waits_until_another_process_is_done(warehouse, holder):
+def test_a_writer_waits_until_another_process_is_done(warehouse, holder, monkeypatch):
     waits = []
 
     def wait(seconds):
         waits.append(seconds)
         holder.communicate("\n")
 
-    with Warehouse(warehouse.path, sleep=wait).transact() as connection:
+    monkeypatch.setattr("tenacity.nap.time.sleep", wait)
+    with warehouse.transact() as connection:
         connection.execute(TIMING)
     assert len(waits) == 1
 

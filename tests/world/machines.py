@@ -157,7 +157,7 @@ class Machines:
         machine = Machine(host, name, address)
         self._machines[instance.id] = machine
         machine.host.go()
-        listening = _listening(machine.host.inner_pid, "127.0.0.1", self._port)
+        listening = _listening(machine.host.inner.pid, "127.0.0.1", self._port)
         machine.server = self._serve("api", instance.id, listening)
 
     def _open_region(self, name):

@@ -4,9 +4,8 @@ This module does not call AWS.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -33,27 +32,16 @@ IMAGE_FAMILIES = frozenset(
 )
 
 
-def image_families(parameter: str) -> Collection[str] | None:
-    """Return the GPU instance families that a machine image supports; None if they are unknown.
-
-    `parameter` is the name of the SSM parameter that points to the image. The families are known
-    for AWS's Deep Learning AMIs with PyTorch. Those with PyTorch before 2.10 do not support g6f and
-    gr6f.
-    """
-    if not parameter.startswith(_IMAGE):
-        return None
-    before_2_10 = re.match(r"2\.\d-", parameter.removeprefix(_IMAGE))
-    return IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
-
-
-def off_image(kind: InstanceType, families: Collection[str] | None) -> str:
+def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if it runs or may run.
 
-    `families` has the instance families with GPUs that the image supports; None if unknown.
+    `image` is the SSM parameter that names the image. Which GPU families it supports is known for
+    AWS's Deep Learning AMIs with PyTorch alone.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
-    if families is None or kind.device == "cpu" or family(kind.name) in families:
+    known = image.startswith(_IMAGE) and kind.device != "cpu"
+    if not known or family(kind.name) in IMAGE_FAMILIES:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 
@@ -193,21 +181,19 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
 
 
 def wanted(
-    types: Iterable[InstanceType],
-    patterns: Sequence[str],
-    families: Collection[str] | None = None,
+    types: Iterable[InstanceType], patterns: Sequence[str], image: str = ""
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
-    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU. If `families` is given, it
-    matches only types of these instance families, such as `g5`. Other patterns also match types
-    that the machine image does not support, because users may import measurements of such types.
+    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU on which the machine image runs.
+    `image` is the SSM parameter that names the image. Other patterns also match types that the
+    image does not support, because users may import measurements of such types.
     """
     return [
         kind
         for kind in types
         if any(fnmatchcase(kind.name, pattern) for pattern in patterns)
-        or (GPU in patterns and is_gpu(kind) and not off_image(kind, families))
+        or (GPU in patterns and is_gpu(kind) and not off_image(kind, image))
     ]
 
 
@@ -240,30 +226,17 @@ _QUOTAS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TypeFacts:
-    """The facts about an instance type that a launch needs.
+def several_interfaces(answer: Answer) -> bool:
+    """Return True if a machine needs several network interfaces to reach its full rate.
 
-    `grouped` is True if machines of the type may be in a cluster placement group. `efa_cards` is
-    the result of the function `efa_cards`: indices of network cards that can have an EFA interface.
+    EC2 gives no public IP address to a machine with several interfaces.
     """
-
-    grouped: bool
-    efa_cards: tuple[int, ...]
-
-    @property
-    def several_interfaces(self) -> bool:
-        """Return True if a machine needs several network interfaces to reach its full rate.
-
-        EC2 gives no public IP address to a machine with several interfaces.
-        """
-        return self.efa_cards not in ((), (0,))
+    return efa_cards(answer) not in ((), (0,))
 
 
-def facts_of(answer: Answer) -> TypeFacts:
-    """Convert a description from DescribeInstanceTypes to a TypeFacts."""
-    strategies = answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
-    return TypeFacts(grouped="cluster" in strategies, efa_cards=efa_cards(answer))
+def may_be_grouped(answer: Answer) -> bool:
+    """Return True if machines of the type may be in a cluster placement group."""
+    return "cluster" in answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
 
 
 def quota_of(instance_type: str, market: str) -> str | None:

@@ -12,18 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
-from ..leases import HeldLease, LeaseFolder, replace_durably
+from ..leases import LeaseFolder, replace_durably
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 _Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,11 @@ class FleetRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ec2Lease(HeldLease):
+class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
     `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
-    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `refusals`
-    has one sentence for each failed launch attempt. `releasing` is True if Srift tried to end the
+    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `releasing` is True if Srift tried to end the
     machines and some may still run. `fetched` is True when all uploads have been downloaded.
     """
 
@@ -85,13 +85,11 @@ class Ec2Lease(HeldLease):
     role_id: str
     machines: tuple[Ec2Machine, ...] = ()
     requests: tuple[FleetRequest, ...] = ()
-    refusals: tuple[str, ...] = ()
     releasing: bool = False
     fetched: bool = False
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or some of their uploads are not downloaded yet."""
         return self.ended_at is None or not self.fetched
 
     @property
@@ -137,34 +135,30 @@ class Ec2Lease(HeldLease):
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
-    def held(self, *, controller_alive: bool) -> Lease:
-        return _Held(**self.shared(_Held), controller_alive=controller_alive)
-
     def usd_until(self, now: datetime) -> float:
-        """Return the cost in dollars until `now`, including machines of failed launch attempts."""
-        return _usd_until(self.machines, now)
+        """Return the cost of all machines and their downloads in dollars until `now`.
+
+        Machines of failed launch attempts count. EC2 bills each machine for at least
+        LEAST_BILLED_S seconds.
+        """
+        usd = 0.0
+        for machine in self.machines:
+            seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
+            usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
+        return usd
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Held(Lease):
-    """A `Lease` whose cost is the sum of its machines' costs."""
+def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
+    """Return the content of `file`; None if it is missing.
 
-    machines: tuple[Ec2Machine, ...]
-
-    def usd_until(self, now: datetime) -> float | None:
-        return _usd_until(self.machines, now)
-
-
-def _usd_until(machines: Iterable[Ec2Machine], now: datetime) -> float:
-    """Return the cost of `machines` and their downloads in dollars until `now`.
-
-    EC2 bills each machine for at least LEAST_BILLED_S seconds.
+    Raises ProviderError with `advice` if the file cannot be read.
     """
-    usd = 0.0
-    for machine in machines:
-        seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
-        usd += machine.usd_per_hour * max(LEAST_BILLED_S, seconds) / 3600 + machine.download_usd
-    return usd
+    try:
+        return schema.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ProviderError(f"{file} cannot be read ({error}). {advice}") from error
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
@@ -199,15 +193,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         Returns {} if no search has been stored. Raises ProviderError if the file with these times
         cannot be read.
         """
-        try:
-            return _SWEPT.validate_json(self.swept_file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"{self.swept_file} cannot be read ({error}). Machines may run in regions that "
-                "srift.toml named earlier: check these regions in AWS, then delete the file"
-            ) from error
+        advice = (
+            "Machines may run in regions that srift.toml named earlier: check these regions in AWS,"
+            " then delete the file"
+        )
+        return _stored(self.swept_file, _SWEPT, advice) or {}
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
@@ -224,16 +214,11 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
         missing. Raises ProviderError if the file cannot be read.
         """
-        try:
-            return _SPENT.validate_json(self.spent_file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"{self.spent_file} cannot be read ({error}), and nothing was bought. Delete the"
-                " file, look at AWS's bill, and run"
-                " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
-            ) from error
+        advice = (
+            "Nothing was bought. Delete the file, look at AWS's bill, and run"
+            " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+        )
+        return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
         """Add the costs of leases to `spent_file`. Create the file if it is missing.

@@ -48,7 +48,7 @@ class Mirror:
         self._have: dict[str, tuple[str, datetime]] = {}  # key -> version
         self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
         self._lock, self._over = threading.RLock(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._rounds, daemon=True)
         self.now_unix = float("-inf")
 
     def serve(self, lease: Ec2Lease) -> None:
@@ -58,7 +58,6 @@ class Mirror:
 
     def start(self) -> None:
         """Upload and download files in a background thread until `stop` is called."""
-        self._thread = threading.Thread(target=self._rounds, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -67,7 +66,7 @@ class Mirror:
         Does nothing if `start` was not called.
         """
         self._over.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
     def sync(self) -> bool:

@@ -20,7 +20,6 @@ from .catalogue import (
     GPU,
     described,
     family,
-    image_families,
     is_gpu,
     name_filters,
     off_image,
@@ -155,12 +154,11 @@ class Ec2Market:
     def _live_types(self) -> dict[str, list[InstanceType]]:
         """Return {region: types that AWS offers there and that match [ec2] `instance_types`}."""
         patterns, found = self.choices.instance_types, {}
-        families = image_families(self.choices.ami_parameter)
         for region in self.choices.regions:
             filters: Filters = {"instance-type": name_filters(patterns)}
             action = "ec2:DescribeInstanceTypes"
             answers = self.api.described("InstanceTypes", action, region, filters)
-            found[region] = wanted(described(answers), patterns, families)
+            found[region] = wanted(described(answers), patterns, self.choices.ami_parameter)
         return found
 
     def _offers_of(
@@ -189,7 +187,7 @@ def packaged_types(choices: Ec2) -> list[InstanceType]:
     """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
-    return wanted(here, choices.instance_types, image_families(choices.ami_parameter))
+    return wanted(here, choices.instance_types, choices.ami_parameter)
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
@@ -217,8 +215,8 @@ def notes_on_types(choices: Ec2) -> list[str]:
     notes = [
         f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
     ]
-    families = image_families(choices.ami_parameter)
-    left = {family(kind.name) for kind in types if is_gpu(kind) and off_image(kind, families)}
+    image = choices.ami_parameter
+    left = {family(kind.name) for kind in types if is_gpu(kind) and off_image(kind, image)}
     if GPU in choices.instance_types and left:
         names = ", ".join(sorted(left))
         notes.append(f"`gpu` leaves out {names}: the image in ami_parameter does not support them")

@@ -1,20 +1,191 @@
 """Implement the interface `Provider` for EC2: offers, launches, leases and the reaper."""
 
-from contextlib import suppress
-from datetime import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
 
-from ..base import EndedLease, Lease, NotSwept, Provider, ProviderError
-from .machines import Ec2Machines
+from models.domain.cluster import Cluster
+
+from ..base import Lease, NotSupported, NotSwept, Provider, ProviderError
+from .api import AwsClock, Clients, Store
+from .attempts import attempts
+from .cluster import Ec2Cluster
+from .leases import Ec2Lease, Ec2Leases
+from .mailbox_s3 import Mirror
+from .market import NO_BUCKET, Ec2Market
 from .reaper import Reaper
+from .settings import Ec2
+from .survey import launch_spec, node_archive
+from .termination import await_shutdown, tidy, until
+from .userdata import user_data
 
+LEAVE_S = 20.0  # seconds for the agents to upload their last files before their machines are ended
+FETCH_S, _PULL_EVERY_S = 24.0, 6.0
 NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bucket is unset"
 
 
-class Ec2Provider(Ec2Machines, Provider):
-    """Launches machines in the regions of [ec2], and keeps their leases in SRIFT_HOME/leases-ec2.
+class Ec2Provider(Ec2Market, Provider):
+    """Launches machines in the regions of [ec2], and keeps their leases in `home`/leases-ec2.
 
-    A lease is the record of one launch.
+    A lease is the record of one launch. `node_package` is the folder with the code that machines
+    run. If `threaded` is False, no thread exchanges files with S3, and the caller must call
+    `Mirror.sync`.
     """
+
+    def __init__(
+        self,
+        choices: Ec2,
+        clients: Clients | None = None,
+        *,
+        home: Path,
+        node_package: Path,
+        clock: AwsClock | None = None,
+        threaded: bool = True,
+    ) -> None:
+        super().__init__(choices, clients, clock)
+        self.lease_folder, self._node_package = Ec2Leases(home), node_package
+        self._threaded = threaded
+
+    @contextmanager
+    def acquire(
+        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+    ) -> Iterator[Ec2Cluster]:
+        """Launch the cluster in its market, or on-demand if its market has no capacity.
+
+        `seed` has no effect. Yields the running cluster, and ends its machines after the block.
+        Raises LeaseUnreadable, before anything is launched, if a lease cannot be read. Raises
+        NotSupported, NoCapacity or ProviderError if the launch fails, and ProviderError after the
+        block if machines may still run.
+        """
+        self.lease_folder.known()  # raises if a lease is unreadable
+        running = self._prepared(cluster, lease_id, deadline_s)
+        zones, markets = running.spec.subnets, self.choices.markets
+        wanted = attempts(cluster, self.known_offers(), zones, markets)
+        with self.lease_folder.locked():
+            self.lease_folder.create(running.lease)
+            self.lease_folder.mailbox(lease_id).mkdir()
+        try:
+            running.start(wanted)
+            if self._threaded:
+                running.mirror.start()
+            yield running
+        except BaseException:
+            with suppress(ProviderError, OSError):  # raise the first error; the reaper tries again
+                self._release(running)
+            raise
+        if problem := self._release(running):
+            raise ProviderError(problem)
+
+    def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
+        """Upload the machines' code to S3, and return the cluster, which is not launched yet.
+
+        Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
+        refuses a request.
+        """
+        region, choices, now = cluster.members[0].region, self.choices, self.api.now()
+        if choices.bucket is None:
+            raise NotSupported(NO_BUCKET)
+        deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
+        spec = launch_spec(
+            self.api,
+            choices,
+            cluster,
+            lease_id=lease_id,
+            controller=self.lease_folder.token,
+            deadline_unix=deadline_unix,
+        )
+        lease = Ec2Lease.new(
+            cluster,
+            lease_id=lease_id,
+            deadline_s=deadline_s,
+            now=now,
+            region=region,
+            home=spec.controller,
+            deployment=choices.deployment,
+            bucket=choices.bucket,
+            prefix=choices.prefix,
+            role_id=spec.role_id,
+        )
+        store = Store(self.api, region, choices.bucket)
+        store.listed(lease.objects)  # sets store.region to the bucket's region
+        code, digest = node_archive(self._node_package)
+        store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        script = partial(
+            user_data,
+            endpoint=endpoint or "",
+            bucket=choices.bucket,
+            prefix=choices.prefix,
+            region=store.region,
+            code_sha256=digest,
+            lease=lease_id,
+            role_id=spec.role_id,
+            python=choices.python,
+        )
+        mirror = self._mirror(lease, store)
+        return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
+
+    def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
+        """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
+
+        Returns the lease. Its `fetched` is False if uploads are still missing, or if the lease
+        cannot be written to disk.
+        """
+        if lease.fetched or not lease.machines:
+            return replace(lease, fetched=True)
+        mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
+        try:
+            lease = replace(lease, fetched=self._pulled(mirror, within_s))
+            self.lease_folder.write(lease)
+        except OSError:
+            return replace(lease, fetched=False)
+        return lease
+
+    def _pulled(self, mirror: Mirror, within_s: float) -> bool:
+        """Download the launch's uploads from S3. Return False if some are still missing.
+
+        Failed downloads are tried again for up to `within_s` seconds.
+        """
+        return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
+
+    def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
+        return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
+
+    def _release(self, running: Ec2Cluster) -> str:
+        """End the machines and download their uploads.
+
+        Returns why some machines may still run; "" if all have ended. The thread that exchanges
+        files is joined only after the machines have ended, so that a slow S3 does not keep them
+        running.
+        """
+        launched, mirror = bool(running.lease.current), running.mirror
+        try:
+            if launched:  # agents that find done.json upload their last files and shut down
+                for _ in self.api.looks(2.0, LEAVE_S):
+                    if not self._threaded:
+                        mirror.sync()
+                    if not (mirror.mailbox / "done.json").exists() or running.all_down():
+                        break
+        finally:
+            try:
+                problem = running.end()
+            finally:
+                mirror.stop()
+        lease = running.lease
+        if problem:
+            with suppress(OSError):
+                running.keep(replace(lease, releasing=True))
+            return f"{problem}; {until(lease)}"
+        if launched:
+            await_shutdown(self.api, lease)
+            lease = replace(lease, fetched=self._pulled(mirror, FETCH_S))
+        self.lease_folder.close(lease, self.api.now(), "released")
+        tidy(self.api, lease.region, lease.tags, lambda tags: True)
+        return ""
 
     def leases(self) -> list[Lease]:
         """Return the leases with running machines or missing uploads, and the unreadable leases.
@@ -23,18 +194,19 @@ class Ec2Provider(Ec2Machines, Provider):
         """
         return self.lease_folder.held()
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self) -> list[Lease]:
         """Return the ended leases whose uploads have all been downloaded.
 
         Tries to download missing uploads first. Errors of AWS are ignored.
         """
-        over = [lease for lease in self.lease_folder.read_all()[0] if lease.ended_at]
+        stored = self.lease_folder.stored()
+        over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
             over = [self.fetched(lease, 0.0) for lease in over]
-        return self.lease_folder.over(lease for lease in over if lease.fetched)
+        return [lease for lease in over if lease.fetched]
 
-    def closed(self) -> list[EndedLease]:
-        return self.lease_folder.over(self.lease_folder.known())
+    def closed(self) -> list[Lease]:
+        return [lease for lease in self.lease_folder.known() if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         self.lease_folder.forget_ended(lease_id)

@@ -6,15 +6,17 @@ checked in the last 30 days, because a lease folder may have been moved away. At
 NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
+from __future__ import annotations
+
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
 from .api import ALIVE
 from .errors import AwsRefused
 from .leases import Ec2Lease
-from .machines import Ec2Machines
 from .termination import (
     await_shutdown,
     end_machines,
@@ -24,6 +26,9 @@ from .termination import (
     tidy,
     until,
 )
+
+if TYPE_CHECKING:
+    from .provider import Ec2Provider
 
 _REMEMBERED = timedelta(days=30)
 
@@ -37,12 +42,12 @@ class Reaper:
     not end.
     """
 
-    def __init__(self, machines: Ec2Machines, now: datetime, all_of_them: bool) -> None:
-        self.machines, self.api, self.leases = machines, machines.api, machines.lease_folder
+    def __init__(self, provider: Ec2Provider, now: datetime, all_of_them: bool) -> None:
+        self.provider, self.api, self.leases = provider, provider.api, provider.lease_folder
         self.now, self.all_of_them = now, all_of_them
         self.sentences: list[str] = []
         self.unswept: dict[str, str] = {}
-        self.regions, self.busy = set(machines.choices.regions), set[str]()
+        self.regions, self.busy = set(provider.choices.regions), set[str]()
 
     def reap(self) -> list[str]:
         """End abandoned launches, and machines past their deadline, in all known regions.
@@ -86,8 +91,7 @@ class Reaper:
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
-        alive = self.leases.controller_alive(lease.lease_id)
-        why = lease.why_end(self.now, controller_alive=alive, all_of_them=self.all_of_them)
+        why = lease.why_end(self.now, all_of_them=self.all_of_them)
         if lease.ended_at is None and (why or lease.releasing):
             self._end(lease, why or "its machines did not end at the first attempt")
 
@@ -107,7 +111,7 @@ class Reaper:
             else:
                 says += f"{len(lease.machines)} machines in {lease.region} were ended"
                 await_shutdown(self.api, lease)
-                lease = self.machines.fetched(self.leases.close(lease, self.now, outcome))
+                lease = self.provider.fetched(self.leases.close(lease, self.now, outcome))
                 says += "" if lease.fetched else "; their uploads could not be downloaded yet"
         except OSError as error:
             says += f"; lease.json cannot be written ({error.strerror})"
@@ -125,7 +129,7 @@ class Reaper:
         """
         why: dict[str, str] = {}
         ours = (
-            {"srift:deployment": self.machines.choices.deployment},
+            {"srift:deployment": self.provider.choices.deployment},
             {"srift:controller": self.leases.token},  # also under an earlier deployment name
         )
         try:

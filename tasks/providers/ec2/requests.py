@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .attempts import Attempt, Group
-from .catalogue import TypeFacts
+from .catalogue import Answer, efa_cards, may_be_grouped, several_interfaces
 from .prices import other_usd_per_hour, storage_usd_per_hour
 from .settings import Ec2
 
@@ -25,7 +25,7 @@ class LaunchSpec:
     """The values that all machines of a launch have in common.
 
     `choices` is the section [ec2] of srift.toml. `subnets` maps a zone to a subnet id. `types` maps
-    the name of an instance type to its `TypeFacts`. `image` is the image's description from
+    the name of an instance type to its description from DescribeInstanceTypes. `image` is the image's description from
     DescribeImages. `role_id` is the id of the machines' IAM role. `controller` is the random name
     of the SRIFT_HOME that makes the launch. `deadline_unix` is the Unix time at which the machines
     must have ended.
@@ -35,8 +35,8 @@ class LaunchSpec:
     region: str
     vpc: str
     subnets: Mapping[str, str]
-    types: Mapping[str, TypeFacts]
-    image: Mapping[str, Any]
+    types: Mapping[str, Answer]
+    image: Answer
     role_id: str
     controller: str
     lease_id: str
@@ -97,7 +97,7 @@ def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
 
     A single machine needs no placement group, and some instance types do not support it.
     """
-    grouped = all(spec.types[group.type_name].grouped for group in attempt.groups)
+    grouped = all(may_be_grouped(spec.types[group.type_name]) for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
         return None
     return {
@@ -209,10 +209,10 @@ def shortened(request: Request) -> Request:
     return request | {"LaunchTemplateData": data}
 
 
-def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Request]:
+def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFA if the type supports it.
 
-    `security` is the id of the security group. The subnet is left out, because the CreateFleet
+    `kind` is the description of the type, and `security` is the id of the security group. The subnet is left out, because the CreateFleet
     request has it. EC2 gives no public IP address to a machine with several interfaces. A machine
     with a public address therefore uses only its first network card. A machine without a public
     address uses only its first card if that reaches the full network rate. Otherwise the machine
@@ -221,13 +221,13 @@ def _interfaces(spec: LaunchSpec, facts: TypeFacts, security: str) -> list[Reque
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
-    if spec.choices.public or not facts.several_interfaces:
+    if spec.choices.public or not several_interfaces(kind):
         first["AssociatePublicIpAddress"] = spec.choices.public
-        return [first | ({"InterfaceType": "efa"} if 0 in facts.efa_cards else {})]
+        return [first | ({"InterfaceType": "efa"} if 0 in efa_cards(kind) else {})]
     return [first | {"NetworkCardIndex": 0, "InterfaceType": "interface"}] + [
         first
         | {"NetworkCardIndex": card, "DeviceIndex": int(card == 0), "InterfaceType": "efa-only"}
-        for card in facts.efa_cards
+        for card in efa_cards(kind)
     ]
 
 

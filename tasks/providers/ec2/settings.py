@@ -6,7 +6,7 @@ The section never contains AWS credentials. boto3 finds them elsewhere.
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 # The image has the torch version that pyproject.toml pins, because step times depend on it.
 AMI_PARAMETER = (
@@ -20,25 +20,33 @@ TypeName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")]
 SubnetId = Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
 
 
-class OwnPrice(BaseModel):
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OwnPrice(_Section):
     """The prices that this account pays for one instance type, in dollars per hour."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    on_demand_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    spot_usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    on_demand_usd_per_hour: float | None = Field(default=None, gt=0)
+    spot_usd_per_hour: float | None = Field(default=None, gt=0)
 
 
-class Discount(BaseModel):
+class Discount(_Section):
     """This account's discounts on public prices, as fractions: 0.28 is 28 %."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     on_demand: float = Field(default=0.0, ge=0, lt=1)
     spot: float = Field(default=0.0, ge=0, lt=1)
 
 
-class Ec2(BaseModel):
+def _on_demand(discount: object) -> object:
+    """Convert a plain number to a discount on on-demand prices.
+
+    Spot prices stay as they are, because Savings Plans do not apply to spot.
+    """
+    return {"on_demand": discount} if type(discount) in (int, float) else discount
+
+
+class Ec2(_Section):
     """The section [ec2] of srift.toml.
 
     `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
@@ -54,8 +62,6 @@ class Ec2(BaseModel):
     discount. `emulated` is for tests against an AWS_ENDPOINT_URL on this computer. Machines then
     measure on the CPU even if their type has GPUs.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     regions: Annotated[
         tuple[Region, ...],
@@ -84,10 +90,10 @@ class Ec2(BaseModel):
     volume_gib: int = Field(default=100, ge=8, le=16384)
     python: str = Field(default="/opt/pytorch/bin/python3", pattern=r"^(/[A-Za-z0-9._+-]+)+$")
     deployment: str = Field(default="srift", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
-    max_usd_per_month: float = Field(default=100.0, ge=0, allow_inf_nan=False)
-    max_minutes: float = Field(default=120.0, gt=0, le=10080, allow_inf_nan=False)
+    max_usd_per_month: float = Field(default=100.0, ge=0)
+    max_minutes: float = Field(default=120.0, gt=0, le=10080)
     prices: dict[TypeName, OwnPrice] = {}
-    discounts: dict[TypePattern, Discount] = {}
+    discounts: dict[TypePattern, Annotated[Discount, BeforeValidator(_on_demand)]] = {}
     emulated: bool = False
 
     @property
@@ -100,17 +106,3 @@ class Ec2(BaseModel):
         """Return the torch version (major.minor) in `ami_parameter`; "" if it names no version."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""
-
-    @field_validator("discounts", mode="before")
-    @classmethod
-    def _number_is_on_demand(cls, discounts: object) -> object:
-        """Convert each discount that is a plain number to a discount on on-demand prices.
-
-        Spot prices stay as they are, because Savings Plans do not apply to spot.
-        """
-        if not isinstance(discounts, dict):
-            return discounts
-        return {
-            name: {"on_demand": value} if type(value) in (int, float) else value
-            for name, value in discounts.items()
-        }

@@ -1,18 +1,16 @@
 """Collect what a launch needs: instance types, image, subnets, IAM role and code archive."""
 
-import gzip
 import hashlib
-import io
-import tarfile
 from collections.abc import Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 
 from models.domain.cluster import Cluster
 
+from ..archive import archive
 from ..base import NotSupported
 from .api import Answer, Ec2Api
-from .catalogue import facts_of, image_families, off_image
+from .catalogue import off_image, several_interfaces
 from .requests import LaunchSpec
 from .settings import Ec2
 
@@ -35,8 +33,8 @@ def launch_spec(
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
     answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
-    types = {kind["InstanceType"]: facts_of(kind) for kind in answer["InstanceTypes"]}
-    several = [name for name, facts in types.items() if facts.several_interfaces]
+    types = {kind["InstanceType"]: kind for kind in answer["InstanceTypes"]}
+    several = [name for name, kind in types.items() if several_interfaces(kind)]
     if why := not_launched(cluster, choices, several):
         raise NotSupported(why)
     vpc, subnets = network_of(api, region, choices)
@@ -67,20 +65,19 @@ def launch_spec(
     )
 
 
-def not_launched(cluster: Cluster, choices: Ec2, several_interfaces: Collection[str]) -> str:
+def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> str:
     """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
 
-    `several_interfaces` has the names of the types that need several network interfaces to reach
+    `several` has the names of the types that need several network interfaces to reach
     their full network rate.
     """
     if cluster.market == "mixed":
         return "all machines of a cluster must be in one market"
-    families = image_families(choices.ami_parameter)
     for offer in cluster.members:
         kind = offer.instance_type
-        if off := off_image(kind, families):
+        if off := off_image(kind, choices.ami_parameter):
             return f"{off}; remove this type from [ec2] instance_types"
-        if choices.public and len(cluster.members) > 1 and kind.name in several_interfaces:
+        if choices.public and len(cluster.members) > 1 and kind.name in several:
             return (
                 f"{kind.name} has several network cards, and EC2 gives no public address to a "
                 'machine that uses them all: set [ec2] subnets = "private"'
@@ -122,17 +119,11 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
 
 
 @cache
-def archive(package: Path) -> tuple[bytes, str]:
+def node_archive(package: Path) -> tuple[bytes, str]:
     """Return the folder `package` as the bytes of a .tar.gz file, and their SHA-256 in hex.
 
     Only .py and .txt files are included. The same files always give the same bytes.
     """
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as tar:
-        for path in sorted(package.rglob("*")):
-            if path.suffix in (".py", ".txt"):
-                entry = tarfile.TarInfo(f"node/{path.relative_to(package)}")
-                entry.size = path.stat().st_size
-                tar.addfile(entry, io.BytesIO(path.read_bytes()))
-    content = gzip.compress(raw.getvalue(), mtime=0)
+    paths = [path for path in package.rglob("*") if path.suffix in (".py", ".txt")]
+    content = archive({f"node/{path.relative_to(package)}": path.read_bytes() for path in paths})
     return content, hashlib.sha256(content).hexdigest()

@@ -1,6 +1,5 @@
 """Determine which instance types and clusters this computer can offer, and which cores are free."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -143,7 +142,7 @@ class LocalMachine:
             )
         if cores > most_cores() + 1e-9:
             return (
-                f"This machine offers {most_cores():g} of its {_usable_cores():g} cores."
+                f"This machine offers {most_cores():g} of its {local_cpu.usable_cores():g} cores."
                 " Use a machine with more cores."
             )
         return ""
@@ -154,14 +153,6 @@ def cores_of(cluster: Cluster) -> float:
     return sum(offer.instance_type.cores for offer in cluster.members)
 
 
-def _usable_cores() -> float:
-    """Return the number of cores that this process may use.
-
-    The CPU affinity of the process (set by taskset or a cpuset) and its cgroup quota limit it.
-    """
-    return min(len(os.sched_getaffinity(0)), local_cpu.quota_cores())
-
-
 def most_cores() -> float:
     """Return the number of cores that all hosts on this computer may use together."""
-    return _usable_cores() - SPARE_CORES
+    return local_cpu.usable_cores() - SPARE_CORES

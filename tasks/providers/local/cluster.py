@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import NoCapacity, NodeState, ProviderError, RunningCluster, plain
-from tasks.providers.leases import HeldLease
+from tasks.providers.base import Lease, NoCapacity, NodeState, ProviderError, RunningCluster, plain
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import place, promised_to_others
 from tasks.providers.local.leases import LeaseStore
@@ -32,7 +31,7 @@ class LocalCluster(RunningCluster):
         machine: LocalMachine,
         store: LeaseStore,
         cluster: Cluster,
-        lease: HeldLease,
+        lease: Lease,
         seed: int,
     ) -> None:
         self._machine, self._store, self._lease, self._seed = machine, store, lease, seed

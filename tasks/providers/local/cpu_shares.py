@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from tasks.providers.base import NoCapacity
-from tasks.providers.local.processes import Process, end, hosts, identify
+from tasks.providers.local.processes import end, hosts
 
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
@@ -74,10 +76,13 @@ class CpuShares:
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), usable)
 
-    def members(self, name: str) -> list[Process]:
+    def members(self, name: str) -> list[psutil.Process]:
         """Return the processes in a host's cgroup; [] if the host has no cgroup."""
-        pids = map(int, _words(self.base / name / "cgroup.procs"))
-        return [process for pid in pids if (process := identify(pid)) is not None]
+        members = []
+        for pid in _words(self.base / name / "cgroup.procs"):
+            with suppress(psutil.NoSuchProcess):
+                members.append(psutil.Process(int(pid)))
+        return members
 
     def names(self, prefix: str) -> list[str]:
         return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
@@ -139,16 +144,13 @@ def _pin(pids: Collection[int], cores: float) -> None:
         os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
 
 
-def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
+def detect() -> CpuShares:
     """Detect whether this process can set CPU quotas, and return the `CpuShares` to use.
 
     If it cannot, `why_not` of the result has the reasons.
-
-    mounts: the file that lists mounted file systems.
-    own: the file that lists this process's cgroups.
     """
     reasons: list[str] = []
-    for version, top, home in _hierarchies(mounts, own):
+    for version, top, home in _hierarchies():
         # Try this process's group first, so that its limits apply to the hosts too.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
@@ -168,15 +170,22 @@ def detect(mounts: Path = _MOUNTS, own: Path = _OWN) -> CpuShares:
     return CpuShares(why_not="; ".join(reasons) or none)
 
 
+def usable_cores() -> float:
+    """Return the number of cores that this process may use.
+
+    The CPU affinity of the process (set by taskset or a cpuset) and its cgroup quota limit it.
+    """
+    return min(len(os.sched_getaffinity(0)), quota_cores())
+
+
 @cache
-def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
+def quota_cores() -> float:
     """Return the number of cores that cgroup quotas allow this process to use; inf without quotas.
 
-    This is the smallest quota of this process's cgroup and of its parent cgroups. `mounts` and
-    `own` are files of the kernel (see `detect`).
+    This is the smallest quota of this process's cgroup and of its parent cgroups.
     """
     least = math.inf
-    for version, top, home in _hierarchies(mounts, own):
+    for version, top, home in _hierarchies():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
@@ -185,7 +194,7 @@ def quota_cores(mounts: Path = _MOUNTS, own: Path = _OWN) -> float:
     return least
 
 
-def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
+def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
     These are the v1 hierarchies with the cpu controller, and every v2 hierarchy. `version` is the
@@ -193,10 +202,10 @@ def _hierarchies(mounts: Path, own: Path) -> Iterator[tuple[int, Path, Path]]:
     """
     paths = {
         controller: path.lstrip("/")
-        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines())
+        for _, controllers, path in (line.split(":", 2) for line in _OWN.read_text().splitlines())
         for controller in controllers.split(",")
     }
-    for line in mounts.read_text().splitlines():
+    for line in _MOUNTS.read_text().splitlines():
         _, mounted, kind, options, *_ = line.split()
         top = Path(mounted)
         if kind == "cgroup" and "cpu" in options.split(","):

@@ -14,21 +14,23 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
-from tasks.providers.base import ProviderError
-from tasks.providers.leases import NAME, HeldLease, LeaseFolder
+import psutil
+
+from tasks.providers.base import Lease, ProviderError
+from tasks.providers.leases import NAME, LeaseFolder
 from tasks.providers.local.cpu_shares import CpuShares
-from tasks.providers.local.processes import Process, end, started_from
+from tasks.providers.local.processes import end, started_from
 
 _ROUNDS = 5  # repeated searches, because processes may start while others are killed
 
 
-class LeaseStore(LeaseFolder[HeldLease]):
+class LeaseStore(LeaseFolder[Lease]):
     """The leases of one SRIFT_HOME.
 
     `token` identifies this SRIFT_HOME in the names of hosts and cgroups.
     """
 
-    kind = HeldLease
+    kind = Lease
 
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
@@ -41,7 +43,7 @@ class LeaseStore(LeaseFolder[HeldLease]):
         Returns the number of killed processes and the number of removed cgroups. Raises
         ProviderError if a cgroup is still in use.
         """
-        killed: set[Process] = set()
+        killed: set[psutil.Process] = set()
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
             left = {process for process, _ in started_from(code)}
@@ -67,9 +69,8 @@ class LeaseStore(LeaseFolder[HeldLease]):
             return
         for folder in ("code", "scratch"):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
-        usd = lease.held(controller_alive=False).usd_until(now)
         with suppress(OSError):
-            self.write(replace(lease, ended_at=now, usd=usd, outcome=outcome))
+            self.write(replace(lease, ended_at=now, usd=lease.usd_until(now), outcome=outcome))
 
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.

@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 
 from tasks.providers.base import ProviderError
-from tasks.providers.local.processes import end, identify
+from tasks.providers.local.processes import end
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -109,16 +109,16 @@ class Isolation:
 class Host:
     """A running host. Its agent, which takes measurements, starts when `go` is called.
 
-    `inner_pid` is the PID of the first process inside the host's namespaces. If hosts have no
-    namespaces, it is the PID of `process`.
+    `inner` is the first process inside the host's namespaces. If hosts have no namespaces, it is
+    the same process as `process`.
     """
 
     process: subprocess.Popen[bytes]
-    inner_pid: int
+    inner: psutil.Process
 
     @property
     def pids(self) -> set[int]:
-        return {self.process.pid, self.inner_pid}
+        return {self.process.pid, self.inner.pid}
 
     def go(self) -> None:
         assert self.process.stdin is not None
@@ -128,7 +128,7 @@ class Host:
 
     def end(self) -> None:
         """Kill the host's first processes. Its namespaces disappear with them."""
-        end([process for pid in self.pids if (process := identify(pid)) is not None])
+        end([psutil.Process(self.process.pid), self.inner])
 
 
 class HostNetwork:
@@ -186,7 +186,7 @@ class HostNetwork:
         if self.switch is None:
             agent = ("sh", "-c", f"read -r go || exit 70; {_AGENT}", mark, *command)
             process = self._spawn(agent, log)
-            return Host(process, process.pid)
+            return Host(process, psutil.Process(process.pid))
         script = (
             f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
             f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
@@ -195,14 +195,13 @@ class HostNetwork:
         user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
         process = self._spawn((*user, *_HOST, script, mark, *command), log)
         [inner, *_] = _await(process, psutil.Process(process.pid).children)
-        host = Host(process, inner.pid)
         link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
         self.run(
-            f"ip link add {link} type veth peer name eth0 netns {host.inner_pid}"
+            f"ip link add {link} type veth peer name eth0 netns {inner.pid}"
             f" && {_QUIET.format(link=link)} && ip link set {link} master br0 up"
             f" && tc qdisc add dev {link} root {_tbf(bandwidth_gbps)}"
         )
-        return host
+        return Host(process, inner)
 
     def run(self, script: str) -> None:
         """Run a shell script in the network namespace that has the bridge between the hosts.

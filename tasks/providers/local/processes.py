@@ -1,4 +1,4 @@
-"""Find and kill processes by PID and start time, because the kernel reuses PIDs.
+"""Find and kill the processes of launches.
 
 Every process of a launch has a PYTHONPATH inside the folder of its lease, the record of the launch.
 The command line of a host's first processes has an argument that identifies the host, a `HostMark`.
@@ -6,30 +6,16 @@ If the process that made a launch has crashed, Srift finds the processes of the 
 PYTHONPATH. It finds all hosts on this computer, also those of other users, by their marks.
 """
 
-import os
-import select
-import signal
-import time
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import psutil
 
-_PROC = Path("/proc")
 _MARK = "srift-host"
 _ENDED_S = 5.0  # maximum wait until killed processes have ended
-_GONE = (ProcessLookupError, FileNotFoundError, PermissionError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """A process. `start_ticks` is its start time in clock ticks since boot (see `man proc`)."""
-
-    pid: int
-    start_ticks: int
 
 
 @dataclass(frozen=True)
@@ -58,30 +44,15 @@ class HostMark:
             return None
 
 
-def identify(pid: int) -> Process | None:
-    """Return the process that has this PID now; None if there is none or it is a zombie."""
-    try:
-        # The name before the last parenthesis may hold spaces.
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except _GONE:
-        return None
-    return None if fields[0] in "ZX" else Process(pid=pid, start_ticks=int(fields[19]))
-
-
-def is_running(process: Process) -> bool:
-    """Return True if this process still runs. A new process with the same PID does not count."""
-    return identify(process.pid) == process
-
-
-def started_from(folder: Path) -> Iterator[tuple[Process, Path]]:
+def started_from(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
     """Yield (process, PYTHONPATH) for each process whose PYTHONPATH is inside `folder`.
 
     Processes of other users are skipped unless this process is root.
     """
     for found in psutil.process_iter(["environ"]):
         path = Path((found.info["environ"] or {}).get("PYTHONPATH", ""))
-        if path.is_relative_to(folder) and (process := identify(found.pid)) is not None:
-            yield process, path
+        if path.is_relative_to(folder):
+            yield found, path
 
 
 def hosts() -> dict[HostMark, list[int]]:
@@ -98,26 +69,15 @@ def hosts() -> dict[HostMark, list[int]]:
     return marks
 
 
-def end(processes: Collection[Process]) -> list[Process]:
+def end(processes: Collection[psutil.Process]) -> list[psutil.Process]:
     """Kill `processes`, and return those that ended within _ENDED_S seconds.
 
-    A new process that has the PID of one of `processes` is not killed.
+    A new process that has the PID of one of `processes` is not killed, because psutil also compares
+    the start time.
     """
-    killed: list[tuple[Process, int]] = []
-    with ExitStack() as handles:
-        for process in processes:
-            with suppress(*_GONE):
-                handle = os.pidfd_open(process.pid)
-                handles.callback(os.close, handle)
-                # An open handle refers to one process: exactly the identified process is killed.
-                if is_running(process):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    killed.append((process, handle))
-        until = time.monotonic() + _ENDED_S
-        ended = []
-        for process, handle in killed:
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)  # readable once the process has ended
-            if poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                ended.append(process)
-        return ended
+    killed = []
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+            killed.append(process)
+    return psutil.wait_procs(killed, timeout=_ENDED_S)[0]

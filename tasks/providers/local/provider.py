@@ -11,15 +11,14 @@ from pathlib import Path
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import (
-    EndedLease,
     Lease,
+    LeaseUnreadable,
     NoCapacity,
     NotSupported,
     NotSwept,
     Provider,
     ProviderError,
 )
-from tasks.providers.leases import HeldLease
 from tasks.providers.local import catalogue as local_catalogue
 from tasks.providers.local.catalogue import LocalMachine, cores_of
 from tasks.providers.local.cluster import LocalCluster
@@ -61,7 +60,7 @@ class LocalProvider(LocalMachine, Provider):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
             raise NoCapacity(why) if too_large else NotSupported(why)
         now = datetime.now(UTC)
-        lease = HeldLease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
+        lease = Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
             self.refuse_if_taken(cores_of(cluster))
             self.store.create(lease)
@@ -88,12 +87,12 @@ class LocalProvider(LocalMachine, Provider):
     def leases(self) -> list[Lease]:
         return self.store.held()
 
-    def ended(self) -> list[EndedLease]:
+    def ended(self) -> list[Lease]:
         """Return the records of ended launches that `forget` has not deleted.
 
         If the process that made a launch was killed, the launch ends only when the reaper runs.
         """
-        return self.store.over(self.store.read_all()[0])
+        return [lease for lease in self.store.stored() if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
         """Delete the record of an ended launch and all files of its hosts.
@@ -114,22 +113,22 @@ class LocalProvider(LocalMachine, Provider):
         if not self.store.root.is_dir():
             return []
         sentences: list[str] = []
+        unswept: dict[str, str] = {}
         with self.store.locked():
-            found, unreadable = self.store.read_all()
-            known = {lease.lease_id: lease for lease in found}
-            present = {*self.store.ids(), *self.store.stray_ids(self.shares)}
-            for lease_id in sorted(present - unreadable.keys()):
+            for lease_id in sorted({*self.store.ids(), *self.store.stray_ids(self.shares)}):
                 try:
-                    sentences += self._end(lease_id, known.get(lease_id), now, all_of_them)
+                    lease = self.store.read(lease_id)
+                    sentences += self._end(lease_id, lease, now, all_of_them)
+                except LeaseUnreadable as error:
+                    unswept[f"lease {lease_id}"] = str(error)
                 except ProviderError as error:
                     sentences.append(str(error))
-        if unreadable:
-            reasons = {f"lease {name}": str(why) for name, why in unreadable.items()}
-            raise NotSwept("local", reasons, sentences)
+        if unswept:
+            raise NotSwept("local", unswept, sentences)
         return sentences
 
     def _end(
-        self, lease_id: str, lease: HeldLease | None, now: datetime, all_of_them: bool
+        self, lease_id: str, lease: Lease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
         """End a launch if `reap` must end it, and return what was done.
 
@@ -142,8 +141,7 @@ class LocalProvider(LocalMachine, Provider):
         if lease is not None:
             why = "it had already ended"
             if lease.ended_at is None:
-                alive = self.store.controller_alive(lease_id)
-                why = lease.why_end(now, controller_alive=alive, all_of_them=all_of_them)
+                why = lease.why_end(now, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)

@@ -18,7 +18,7 @@ from tasks.campaign.budget import RELEASE_S, Tally
 from tasks.execution.data import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers
-from tasks.providers.base import EndedLease, Lease, LeaseUnreadable, ProviderError
+from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
@@ -75,9 +75,10 @@ def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
     words = {
         "lease_id": lease_id,
         "cluster": "1xstranger",
+        "market": "spot",
         "usd_per_hour": usd_per_hour,
         "started_at": NOON,
-        "controller_alive": True,
+        "controller": 1,
         "deadline_at": NOON + timedelta(hours=hours),
     }
     return Lease(**words | changes)
@@ -232,9 +233,8 @@ def test_machines_of_other_controllers_count_to_their_deadline(here):
 
 def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
     here = monthly(here, 10.0)
-    times = {"started_at": NOON, "ended_at": NOON}
-    of = {"cluster": "1xs.large", "market": "spot", "outcome": "reaped"}
-    over = EndedLease(lease_id="o-00", usd=9.95, mailbox=tmp_path, **of, **times)
+    ended = {"ended_at": NOON, "outcome": "reaped", "mailbox": tmp_path}
+    over = held(lease_id="o-00", cluster="1xs.large", usd=9.95, **ended)
     here.provider.over = [over]
     assert "9.95" in refusal(here)
     here.provider.over = [replace(over, usd=None)]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tasks.monitoring import spend, status
-from tasks.providers.base import EndedLease, Lease
+from tasks.providers.base import Lease
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.reporting.tables import print_spend, print_status
 from tests.installed import DescribedMachines, install
@@ -18,10 +18,11 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HELD = Lease(
     lease_id="held",
     cluster="2xs.small",
+    market="spot",
     usd_per_hour=0.5,
     started_at=NOW - 2 * HOUR,
     deadline_at=NOW + HOUR,
-    controller_alive=True,
+    controller=1,
 )
 LOST = replace(HELD, lease_id="lost", controller_alive=False, usd_per_hour=None)
 ODD = replace(HELD, lease_id="odd", cluster="", usd_per_hour=None, problem="lease.json: unreadable")
@@ -54,9 +55,7 @@ def test_leases_have_their_dollars_and_lost_ones_are_named(here, machines):
 def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
     here, machines, tmp_path, monkeypatch
 ):
-    times = {"started_at": NOW, "ended_at": NOW}
-    of = {"cluster": "1xs.small", "market": "spot", "outcome": "orphaned"}
-    machines.over = [EndedLease(lease_id="L", usd=None, mailbox=tmp_path, **of, **times)]
+    machines.over = [replace(HELD, lease_id="L", ended_at=NOW, mailbox=tmp_path)]
     assert any("srift reap" in one for one in status.status_of("local")["stale"])
     working = {"refresh_id": "r", "pid": 7, "started_at": "now"}
     monkeypatch.setattr(status, "at_work", lambda home: working)

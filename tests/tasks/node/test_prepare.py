@@ -11,7 +11,7 @@ from tasks.node.device_check import DEVICES_WITHIN_S
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
 from tasks.node.record import CPU, INSTALL, MACHINE, Devices, Item, WorkloadFile
 from tasks.node.requirements import NotInstalled
-from tasks.workspace.sources import archive
+from tasks.providers.archive import archive
 from tests.tasks.node.conftest import Left, give, plan, records
 
 pytestmark = pytest.mark.usefixtures("ends")

@@ -29,7 +29,9 @@ def test_a_second_refresh_is_refused_by_name_and_with_what_to_do(tmp_path):
         pass
 
 
-def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(tmp_path, capsys):
+def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
+    tmp_path, capsys, monkeypatch
+):
     naps = []
     first = refresh_lock(tmp_path, "first")
     first.__enter__()
@@ -39,7 +41,8 @@ def test_one_that_has_time_says_whom_it_waits_for_and_takes_its_turn_afterwards(
         if len(naps) == 3:
             first.__exit__(None, None, None)
 
-    with refresh_lock(tmp_path, "second", patience_s=60.0, sleep=sleep):
+    monkeypatch.setattr("time.sleep", sleep)
+    with refresh_lock(tmp_path, "second", patience_s=60.0):
         assert len(naps) == 3 and at_work(tmp_path)["refresh_id"] == "second"
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -174,11 +174,16 @@ def test_nothing_is_spent_without_a_cap_and_a_bucket(project, provider, max_usd,
         refuse_to_spend(provider, max_usd)
 
 
-def test_the_shared_stores_are_named_without_a_password(project):
-    assert load_settings().server_variables() == {}
+def test_the_shared_stores_are_named_without_a_password(project, monkeypatch):
+    monkeypatch.setattr("os.environ", {"MLFLOW_TRACKING_URI": "mine"})
+    load_settings(project / "srift.toml").set_server_variables()
+    assert os.environ == {"MLFLOW_TRACKING_URI": "mine"}
     with_section(project, SHARED)
     user = "srift@db.example.org:5432"
-    assert load_settings().server_variables() == {
+    load_settings(project / "srift.toml").set_server_variables()
+    assert os.environ.pop("MLFLOW_TRACKING_URI") == "mine"
+    load_settings(project / "srift.toml").set_server_variables()
+    assert os.environ == {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{user}/srift_prefect",
         "MLFLOW_TRACKING_URI": f"postgresql+psycopg2://{user}/srift_mlflow",
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": "s3://bucket/srift/mlflow",

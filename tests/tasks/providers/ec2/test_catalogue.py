@@ -5,10 +5,10 @@ from fnmatch import fnmatchcase
 import pytest
 
 from tasks.providers.ec2.catalogue import (
+    IMAGE_FAMILIES,
     described,
     efa_cards,
     family,
-    image_families,
     instance_type_of,
     is_gpu,
     most_tflops,
@@ -127,19 +127,19 @@ def test_types_are_wanted_by_name_pattern_or_gpu(patterns, kept):
 
 
 def test_gpu_stands_for_the_families_of_the_image():
-    families = image_families(AMI_PARAMETER)
     gpu_types = [kind for kind in packaged().instance_types if is_gpu(kind)]
-    offered = {family(kind.name) for kind in wanted(gpu_types, ["gpu"], families)}
-    assert offered == families
+    offered = {family(kind.name) for kind in wanted(gpu_types, ["gpu"], AMI_PARAMETER)}
+    assert offered == IMAGE_FAMILIES
     volta = next(kind for kind in gpu_types if kind.name == "p3dn.24xlarge")
-    assert off_image(volta, families) and wanted(gpu_types, [volta.name], families) == [volta]
-    assert wanted(gpu_types, ["gpu"], image_families("/ours/ami")) == gpu_types
+    assert off_image(volta, AMI_PARAMETER)
+    assert wanted(gpu_types, [volta.name], AMI_PARAMETER) == [volta]
+    assert wanted(gpu_types, ["gpu"], "/ours/ami") == gpu_types
 
 
 def test_processors_run_any_image_and_arm_none():
-    families = image_families(AMI_PARAMETER)
     arm, cpu = described([answer("m9.large", GpuInfo={}), answer("g5g.xlarge")])
-    assert off_image(cpu, families) == "" and off_image(arm, families) and off_image(arm, None)
+    assert off_image(cpu, AMI_PARAMETER) == "" and off_image(arm, AMI_PARAMETER)
+    assert off_image(arm, "/ours/ami")
 
 
 @pytest.mark.parametrize(

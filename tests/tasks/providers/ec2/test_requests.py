@@ -7,7 +7,6 @@ from botocore import xform_name
 
 from models.domain.cluster import Cluster
 from tasks.providers.ec2.attempts import attempts
-from tasks.providers.ec2.catalogue import TypeFacts
 from tasks.providers.ec2.requests import LaunchSpec, requests_of, security_group
 from tasks.providers.ec2.settings import Ec2
 from tests import aws_model
@@ -30,11 +29,20 @@ SPOT = [
 ON_DEMAND = offered("p4d.24xlarge", "on-demand", "any", 32.77)
 OFFERS = [*SPOT, offered("g4dn.xlarge", "on-demand", "any", 0.526), ON_DEMAND]
 WANTED, P4D = Cluster.of((2, SPOT[0])), Cluster.of((2, ON_DEMAND))
-EFA = TypeFacts(efa_cards=(0,), grouped=True)
+
+
+def kind(*efa_cards):
+    """A description of an instance type whose cards `efa_cards` support EFA."""
+    cards = [{"InterfaceTypes": ["interface", *(["efa"] * (at in efa_cards))]} for at in range(5)]
+    efa = {"EfaSupported": bool(efa_cards), "EfaInfo": {"MaximumEfaInterfaces": 5}}
+    groups = {"SupportedStrategies": ["cluster"]}
+    return {"NetworkInfo": efa | {"NetworkCards": cards}, "PlacementGroupInfo": groups}
+
+
 SPEC = LaunchSpec(
     choices=Ec2(), region="us-east-1", vpc="vpc-1",
     subnets={zone: f"subnet-{zone[-1]}" for zone in ZONES},
-    types={"g4dn.xlarge": TypeFacts(efa_cards=(), grouped=True), "p4d.24xlarge": EFA},
+    types={"g4dn.xlarge": kind(), "p4d.24xlarge": kind(0)},
     image={"ImageId": "ami-1"}, role_id="AROA", controller="abc", lease_id="r-1",
     deadline_unix=1_800_000_000,
 )  # fmt: skip
@@ -99,7 +107,7 @@ def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster):
 )
 def test_every_network_card_is_attached_in_private_subnets(cards, expected):
     """EC2 refuses words about a public address beside several interfaces."""
-    types = {"p4d.24xlarge": replace(EFA, efa_cards=cards)}
+    types = {"p4d.24xlarge": kind(*cards)}
     found = interfaces(replace(SPEC, choices=Ec2(subnets="private"), types=types))
     kinds = [
         (one.get("NetworkCardIndex", 0), one["DeviceIndex"], one["InterfaceType"]) for one in found

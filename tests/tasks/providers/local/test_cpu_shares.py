@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.providers.local import cpu_shares
 from tasks.providers.local.cpu_shares import CpuShares, detect, place, quota_cores
 
 
@@ -32,12 +33,15 @@ class Kernel:
 
 
 @pytest.fixture(params=[1, 2])
-def kernel(tmp_path, request):
-    return Kernel(tmp_path, request.param)
+def kernel(tmp_path, request, monkeypatch):
+    made = Kernel(tmp_path, request.param)
+    monkeypatch.setattr(cpu_shares, "_MOUNTS", made.mounts)
+    monkeypatch.setattr(cpu_shares, "_OWN", made.own)
+    return made
 
 
 def test_a_share_is_given_and_taken_back(kernel):
-    shares = detect(kernel.mounts, kernel.own)
+    shares = detect()
     assert shares == CpuShares(kernel.version, kernel.top / "mine")
     group = kernel.top / "mine" / "srift-a"
 
@@ -59,7 +63,7 @@ def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):
     def cores(group="/mine"):
         quota_cores.cache_clear()
         kernel.enter(group)
-        return quota_cores(kernel.mounts, kernel.own)
+        return quota_cores()
 
     assert cores() == math.inf
     kernel.limit(kernel.top / "mine", -1)
@@ -90,7 +94,7 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
     kernel, mount, reason
 ):
     kernel.mounts.write_text(mount)
-    shares = detect(kernel.mounts, kernel.own)
+    shares = detect()
     assert shares.why_not.startswith(reason)
     assert [shares.enforces(cores) for cores in (1.0, 2, 0.4, 1.5)] == [True, True, False, False]
 

@@ -5,20 +5,20 @@ import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.leases import HeldLease
+from tasks.providers.base import Lease, LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.local.cluster import draw_revocations
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.processes import end, identify, is_running
+from tasks.providers.local.processes import end
 from tasks.providers.local.provider import LocalProvider
 from tests.fakes import offer
 
 NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
-LEASE = HeldLease(
+LEASE = Lease(
     lease_id="one",
     cluster="1xlc.small",
     market="spot",
@@ -34,7 +34,7 @@ def sleeper(tmp_path):
     """A process of the lease `one`."""
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "leases" / "one" / "code")}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
-        yield identify(process.pid)
+        yield psutil.Process(process.pid)
         process.kill()
 
 
@@ -127,7 +127,7 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path, name):
 def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sleeper):
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     first, second = local.reap(NOW + timedelta(minutes=10))
-    assert "1 processes" in first and "0 processes" in second and not is_running(sleeper)
+    assert "1 processes" in first and "0 processes" in second and not sleeper.is_running()
     assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
@@ -140,8 +140,9 @@ def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path):
 
 
 def test_a_recycled_process_number_is_left_alone(sleeper):
-    stale = replace(sleeper, start_ticks=sleeper.start_ticks - 1)
-    assert end([stale]) == [] and is_running(sleeper)
+    stale = psutil.Process(sleeper.pid)
+    stale._ident = (stale.pid, stale._ident[1] - 1)
+    assert end([stale]) == [] and sleeper.is_running()
 
 
 def test_a_live_controllers_lease_is_ended_only_with_all_of_them_in_any_container(tmp_path):
