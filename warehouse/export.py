@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from .database import (
+    SQL_FOLDER,
     Warehouse,
     WarehouseDamaged,
     WarehouseMissing,
@@ -148,6 +149,17 @@ def read_published(
     """
     with _opened(folder) as connection:
         return select(connection, relation, params)
+
+
+def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
+    """Return the row of report/ledger_summary.sql about `provider`; {} if there is none.
+
+    Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
+    read.
+    """
+    with _opened(folder) as connection:
+        rows = rows_of_query(connection, (SQL_FOLDER / "report/ledger_summary.sql").read_text())
+    return next((row for row in rows if row["provider"] == provider), {})
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:

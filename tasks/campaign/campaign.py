@@ -149,7 +149,10 @@ def affordable(
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
     try:
         for launch in launches:
-            if why := _obstacle(workspace, launch, tally, offers):
+            lacking = filter(None, map(tally.lacking.get, workload_names(launch)))
+            why = next(lacking, "") or just_refused(launch.cluster, tally.refused)
+            why = why or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
+            if why:
                 note = f"{launch.cluster.name} was not launched: {why}"
                 if note not in tally.notes:
                     tally.notes.append(note)
@@ -158,15 +161,6 @@ def affordable(
                 yield launch
     finally:
         reporter().stop()
-
-
-def _obstacle(
-    workspace: Workspace, launch: PlannedLaunch, tally: Tally, offers: Sequence[Offer]
-) -> str:
-    """Return the reason why `launch` cannot be made now, or "" if it can."""
-    lacking = filter(None, map(tally.lacking.get, workload_names(launch)))
-    known = next(lacking, "") or just_refused(launch.cluster, tally.refused)
-    return known or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:

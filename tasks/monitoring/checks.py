@@ -14,7 +14,6 @@ import pandas as pd
 from models.domain.setup_table import rows_of, types_of
 from models.monitoring import drift, regret_ledger, slow_runs
 from models.monitoring.drift import drift_sentence
-from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from models.step_time.model import StepTimeModel
 from warehouse.append import append
@@ -141,23 +140,19 @@ def judge_promises(
         return append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
 
 
-def ledger_sentence(published: pd.DataFrame) -> str:
+def ledger_sentence(summary: Row) -> str:
     """Return a sentence that compares published choices to their later measurements.
 
-    published: one provider's rows of the mart regret_ledger. Returns "" if no published choice was
-    measured later.
+    summary: the result of `warehouse.export.ledger_summary`. Returns "" if it is empty.
     """
-    summary = ledger_summary(published)
-    if not summary["measured"]:
+    if not summary:
         return ""
-    regret = summary["mean_regret"]
-    mean = (
-        f"; mean regret {regret:.1%} over {summary['compared']} choices with measured rivals"
-        if regret is not None
-        else ""
-    )
+    mean, compared = "", summary["compared"]
+    if compared:
+        regret = summary["mean_regret"]
+        mean = f"; mean regret {regret:.1%} over {compared} choices with measured rivals"
     return (
         f"ledger: {summary['measured']} published choices were measured later,"
-        f" {summary['within_interval']:.0%} within the predicted interval;"
+        f" {summary['within']:.0%} within the predicted interval;"
         f" {summary['failures']} missed the deadline or budget{mean}"
     )

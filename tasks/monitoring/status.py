@@ -3,6 +3,7 @@
 The sources are the lease files (a lease is the record of a launch) and the published files.
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,9 +11,8 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from models.monitoring.drift import drift_sentence
-from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
-from warehouse.export import STALE_AFTER_H, read_published
+from warehouse.export import STALE_AFTER_H, ledger_summary, read_published
 
 from ..doctor.findings import problems
 from ..doctor.report import examine_home
@@ -35,7 +35,9 @@ def status_of(provider: str) -> dict[str, Any]:
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
-    ledger, drift = _relation(workspace, "regret_ledger"), _relation(workspace, "drift")
+    drift, ledger = _relation(workspace, "drift"), dict[str, Any]()
+    with suppress(WarehouseError):  # `stale` reports it
+        ledger = ledger_summary(workspace.published, provider)
     working = at_work(workspace.home)
     stale = problems(examine_home(workspace.settings, thorough=False)) + stale
     stale += [
@@ -62,7 +64,7 @@ def status_of(provider: str) -> dict[str, Any]:
         ],
         "published": published,
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
-        "ledger": ledger_summary(ledger),
+        "ledger": ledger,
         "ledger_sentence": ledger_sentence(ledger),
         "drift": [drift_sentence(row) for row in rows_of(drift) if row["drifting"]],
         "alarms": alarm_sentences(rows_of(_relation(workspace, "alarms"))),
@@ -109,4 +111,4 @@ def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
     try:
         return read_published(workspace.published, name, {"provider": workspace.provider.name})
     except WarehouseError:
-        return pd.DataFrame(columns=["verdict", "regret", "within_interval", "drifting"])
+        return pd.DataFrame(columns=["drifting"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
+from models.campaign.candidates import training_run, type_names
 from models.campaign.pilots import choose_pilots
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
@@ -44,9 +44,9 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     logs of the goal's objective (hours or dollars). Keys of the result:
 
         regret: the expected regret of choosing now, or None if it is unknown.
-        runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
-            `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
-            regret after this run and the runs before it.
+        runs: at most `count` runs. Each is a dictionary with its setup, and the billed `seconds`
+            and `usd` of a launch with this run alone. `planned` is a pair of the cluster and the
+            PlannedRun. `regret_after` is the expected regret after this run and those before it.
         reason: why no run is needed or would help, else "". For example, the first run would cost
             more than a better choice is expected to save.
 
@@ -138,9 +138,19 @@ def _pilots(
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, step_s in enumerate(map(float, seconds)):
         setup = candidates[found.chosen[place]]
-        run_s = costs.run_s(step_s) + prior_s(setup.mode)
-        run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
-        runs.append(run | {"regret_after": found.after[place]})
+        run, cluster = training_run(setup, step_s, costs), setup.cluster
+        billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))  # of this run alone
+        row: Found = {
+            "kind": run.kind,
+            **run.row(),
+            "market": cluster.market,
+            "seconds": billed_s,
+            "usd": billed_s * (cluster.total_usd_per_hour or 0.0) / 3600,
+            "planned": (cluster, run),
+            "regret_after": found.after[place],
+        }
+        del row["workload"]
+        runs.append(row)
     saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
@@ -199,21 +209,3 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
         cluster = Cluster(members=tuple(group[name] for name in names))
         if not supply.fits(cluster):
             yield replace(setup, cluster=cluster)
-
-
-def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return the entry of `run` in the list `runs` that `pilots_for` returns.
-
-    `run_s` is the duration of the run on `cluster`. `seconds` and `usd` of the entry are the billed
-    time and the cost of a launch with this run alone.
-    """
-    seconds, row = costs.billed_s(run_s), run.row()
-    del row["workload"]
-    return {
-        "kind": run.kind,
-        **row,
-        "market": cluster.market,
-        "seconds": seconds,
-        "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600,
-        "planned": (cluster, run),
-    }
