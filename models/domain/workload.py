@@ -271,13 +271,7 @@ class Setup:
     layout: tuple[int, ...]
     batch_per_device: tuple[int, ...]
     accumulation_steps: int = 1
-    strategy: str = STRATEGIES[0]
-    precision: str = PRECISIONS[0]
-    switches: str = SWITCHES[0]
-
-    @property
-    def mode(self) -> Mode:
-        return Mode(self.precision, self.strategy, self.switches)
+    mode: Mode = MODES[0]
 
     @property
     def global_batch(self) -> int:
@@ -293,9 +287,7 @@ class Setup:
             "layout": joined(self.layout),
             "batch_per_device": joined(self.batch_per_device),
             "accumulation_steps": self.accumulation_steps,
-            "strategy": self.strategy,
-            "precision": self.precision,
-            "switches": self.switches,
+            **self.mode._asdict(),
             "provider": self.cluster.members[0].instance_type.provider,
         }
 

@@ -89,18 +89,6 @@ class JobCosts:
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 
-def cost_at(
-    step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
-) -> tuple[float, float]:
-    """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
-
-    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. Both
-    results are NaN if `step_s` is NaN. The dollars are NaN if `usd_per_hour` is NaN.
-    """
-    hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
-    return hours, hours * usd_per_hour
-
-
 def job_costs(
     workload: Workload,
     setups: Sequence[Setup],

@@ -205,7 +205,7 @@ class BatchSplits:
             layout=tuple(one.instance_type.devices for one in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
-            **self.modes[self.mode[at]]._asdict(),
+            mode=self.modes[self.mode[at]],
         )
 
 

@@ -49,8 +49,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
     `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
     """
-    chance = np.mean(used <= limit, axis=-1)
-    return Meeting(chance, np.mean(known_meeting(used, limit).overshoot, axis=-1))
+    return Meeting(*(np.mean(values, axis=-1) for values in known_meeting(used, limit)))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:

@@ -280,10 +280,8 @@ def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
 
     A kind without a finite score is left out. `device` is as in `shortlist`.
     """
-    finite = np.where(np.isnan(score), np.inf, score)
-    kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
-    least = [at[np.argmin(finite[at])] for at in kinds if len(at)]
-    return np.array([at for at in least if finite[at] < np.inf], dtype=np.intp)
+    known = (device >= 0) & np.isfinite(score)
+    return pd.Series(score)[known].groupby(device[known]).idxmin().to_numpy(np.intp)
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:

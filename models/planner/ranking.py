@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
-from ..domain.setup_table import runs_of
+from ..domain.setup_table import runs_by_key, setup_key
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
@@ -79,9 +79,10 @@ def recommend(
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
-    measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    for row, note, number in zip(shown, notes(setups), measured, strict=True):
-        row["measured_runs"] = number
+    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
+    measured = runs_by_key(types, pd.DataFrame() if runs is None else runs)
+    for row, note, setup in zip(shown, notes(setups), setups, strict=True):
+        row["measured_runs"] = measured[setup_key(setup)]
         row["reason"] = "; ".join(filter(None, [row["reason"], note]))
     return rows
 
@@ -97,9 +98,8 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
     usable = np.isfinite(objective) & np.isfinite(used)
     meeting = meeting_of(goal, costs.drawn)
-    log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
     missing = misses(goal, meeting.chance)
-    loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
+    loss = losses(goal, np.log(objective), meeting)  # not finite if a price is unknown
     order = np.lexsort((other, loss.round(9)))
     order = order[np.isfinite(loss[order])]
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
