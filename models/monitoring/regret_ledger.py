@@ -8,7 +8,6 @@ misses its constraint counts as a failure and has no regret.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -178,21 +177,3 @@ def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def ledger_summary(ledger: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return counts, mean and worst regret, and the share of measurements in predicted intervals.
-
-    `ledger` has rows of the mart regret_ledger. Regrets and the share are None if there is no row
-    to compute them from.
-    """
-    regret, within = ledger["regret"].astype(float), ledger["within_interval"].astype(float)
-    found = {
-        "measured": len(ledger),
-        "compared": int(regret.count()),
-        "failures": int((ledger["verdict"] == "missed_constraint").sum()),
-        "mean_regret": float(regret.mean()),
-        "worst_regret": float(regret.max()),
-        "within_interval": float(within.mean()),
-    }
-    return {name: None if math.isnan(value) else value for name, value in found.items()}

@@ -46,7 +46,7 @@ def recommend(
     *,
     runs: pd.DataFrame | None = None,
     top: int = 5,
-    clusters: str = "",
+    clusters: str = "all clusters",
     notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
@@ -71,11 +71,9 @@ def recommend(
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal, without the rows of item 4.
-        clusters: a phrase about the clusters compared, for the explanation. The default is the
-            number of clusters in `costs`.
+        clusters: a phrase about the clusters compared, for the explanation.
         notes: a function that returns further text for the reason of each setup.
     """
-    clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]

@@ -14,7 +14,6 @@ import pandas as pd
 from models.domain.setup_table import rows_of, types_of
 from models.monitoring import drift, regret_ledger, slow_runs
 from models.monitoring.drift import drift_sentence
-from models.monitoring.regret_ledger import ledger_summary
 from models.step_time.dataset import TrainingData, at_nominal_speed, slowness
 from models.step_time.model import StepTimeModel
 from warehouse.append import append
@@ -147,17 +146,16 @@ def ledger_sentence(published: pd.DataFrame) -> str:
     published: one provider's rows of the mart regret_ledger. Returns "" if no published choice was
     measured later.
     """
-    summary = ledger_summary(published)
-    if not summary["measured"]:
+    if not len(published):
         return ""
-    regret = summary["mean_regret"]
-    mean = (
-        f"; mean regret {regret:.1%} over {summary['compared']} choices with measured rivals"
-        if regret is not None
-        else ""
-    )
+    regret, within = published["regret"].astype(float), published["within_interval"].astype(float)
+    mean = ""
+    if regret.count():
+        mean = (
+            f"; mean regret {regret.mean():.1%} over {regret.count()} choices with measured rivals"
+        )
     return (
-        f"ledger: {summary['measured']} published choices were measured later,"
-        f" {summary['within_interval']:.0%} within the predicted interval;"
-        f" {summary['failures']} missed the deadline or budget{mean}"
+        f"ledger: {len(published)} published choices were measured later,"
+        f" {within.mean():.0%} within the predicted interval;"
+        f" {(published['verdict'] == 'missed_constraint').sum()} missed the deadline or budget{mean}"
     )

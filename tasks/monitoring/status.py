@@ -10,7 +10,6 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from models.monitoring.drift import drift_sentence
-from models.monitoring.regret_ledger import ledger_summary
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import STALE_AFTER_H, read_published
 
@@ -35,7 +34,7 @@ def status_of(provider: str) -> dict[str, Any]:
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
-    ledger, drift = _relation(workspace, "regret_ledger"), _relation(workspace, "drift")
+    drift = _relation(workspace, "drift")
     working = at_work(workspace.home)
     stale = problems(examine_home(workspace.settings, thorough=False)) + stale
     stale += [
@@ -62,8 +61,7 @@ def status_of(provider: str) -> dict[str, Any]:
         ],
         "published": published,
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
-        "ledger": ledger_summary(ledger),
-        "ledger_sentence": ledger_sentence(ledger),
+        "ledger_sentence": ledger_sentence(_relation(workspace, "regret_ledger")),
         "drift": [drift_sentence(row) for row in rows_of(drift) if row["drifting"]],
         "alarms": alarm_sentences(rows_of(_relation(workspace, "alarms"))),
         "stale": stale,
