@@ -62,7 +62,7 @@ class Belief:
         several draws of the measurement, `log_step` is a (draws,) array and `mean` is (n, draws).
         """
         across = self.covariance[:, place]
-        total = max(across[place] + self.noise[place], 1e-12)
+        total = self.outcome_sd[place] ** 2
         moved = 0.0 if log_step is None else (log_step - self.mean[place]) / total
         covariance = self.covariance - np.outer(across, across) / total
         return Belief(self.mean + np.multiply.outer(across, moved), covariance, self.noise)

@@ -120,12 +120,12 @@ class Mode(NamedTuple):
     @property
     def offloaded(self) -> bool:
         """True if the sharded weights, gradients and optimizer state are kept in host memory."""
-        return _SWITCHES[2] in self.switches.split("+")
+        return "offload" in self.switches
 
     @property
     def compiled(self) -> bool:
         """True if torch.compile compiles the model at the first step of each input shape."""
-        return _SWITCHES[1] in self.switches.split("+")
+        return "compile" in self.switches
 
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
@@ -165,7 +165,7 @@ class Mode(NamedTuple):
     @property
     def alone(self) -> Mode:
         """Return this mode for training on one device: with DDP and without offload."""
-        kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
+        kept = [switch for switch in self.switches.split("+") if switch != "offload"]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
 

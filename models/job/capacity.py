@@ -98,7 +98,8 @@ def gang_chances(granted: Granted, pools: Sequence[Pool], counts: NDArray[np.int
     """
     chances = [granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
     exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
-    return np.asarray(np.exp(exponent @ np.log(chances)), dtype=float)
+    chance: FloatArray = np.exp(exponent @ np.log(chances))
+    return chance
 
 
 def fit_availability(requests: pd.DataFrame) -> Granted:

@@ -69,8 +69,8 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     `log_used` and `sd` are the means and standard deviations of the logs of the values. The two
     arrays are broadcast. The overshoot is E[max(0, log(used / limit))].
     """
-    spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
-    beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
+    spread = np.maximum(sd, _LEAST_SD)
+    beyond = np.maximum(np.subtract(log_used, np.log(limit)), -_FAR_BELOW)
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
     overshoot = np.maximum(beyond * ndtr(beyond / spread) + spread * density, 0.0)
     return Meeting(ndtr(-beyond / spread), overshoot)
