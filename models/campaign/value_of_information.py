@@ -23,7 +23,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import STATED, JobConditions
-from ..planner.choice_rule import Meeting, losses, meeting_of, normal_meeting, weighed
+from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
 from ..planner.ranking import best_of_each
 
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
@@ -147,11 +147,8 @@ def aim_and_meeting(
     logs = {"hours": np.log(hours), "usd": np.log(usd)}
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
 
-    def log_used(what: str) -> FloatArray:
-        return logs[what] + question.irreducible_mean[tall]
-
-    meeting = meeting_of(goal, log_used, lambda used, limit: normal_meeting(used, spread, limit))
-    return logs[goal.objective], meeting
+    log_used = logs[goal.used] + question.irreducible_mean[tall]
+    return logs[goal.objective], normal_meeting(log_used, spread, goal.limit)
 
 
 def judged(
@@ -260,7 +257,7 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
-    meeting = meeting_of(goal, costs.drawn)
+    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
     hopeful = usable & (meeting.chance >= LEAST_CHANCE)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
     loss = losses(goal, log_aim, meeting)

@@ -212,9 +212,15 @@ class Goal:
         return {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
 
     @property
-    def limit(self) -> float | None:
-        """Return the deadline in hours or the budget in dollars; None if there is no limit."""
-        return {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+    def used(self) -> str:
+        """Return the quantity that is compared with the limit; the objective if there is none."""
+        return self.constraint or self.objective
+
+    @property
+    def limit(self) -> float:
+        """Return the deadline in hours or the budget in dollars; infinity if there is no limit."""
+        limit = {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+        return math.inf if limit is None else limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

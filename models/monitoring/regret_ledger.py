@@ -20,7 +20,7 @@ from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import drawn_hours, expected_hours
 from ..job.job_conditions import STATED, JobConditions
-from ..planner.choice_rule import losses, meeting_of, misses
+from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
 
 _DRAWS = 400  # stratified draws of interruptions
@@ -130,7 +130,7 @@ def _outcome(
         overshoot_price=overshoot_price,
     )
     drawn = drawn_hours(np.full((1, _DRAWS), work_hours), work_hours, conditions, seed=0)
-    meeting = meeting_of(goal, {"hours": drawn, "usd": drawn * price}.__getitem__)
+    meeting = drawn_meeting(drawn if goal.used == "hours" else drawn * price, goal.limit)
     found: Row = {"step_s": step_s, "hours": hours, "usd": hours * price, "runs": len(runs)}
     found["p_meets"] = float(meeting.chance[0]) if goal.constraint else None
     found["holds"] = not misses(goal, meeting.chance)[0]

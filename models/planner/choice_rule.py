@@ -17,7 +17,7 @@ n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e
 under a deadline, but e / (1 - e) % of the hours under a budget.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ class Meeting(NamedTuple):
     """The probability that a setup keeps a limit, and the expected excess over the limit.
 
     `chance` is the probability. `overshoot` is E[max(0, log(used / limit))], where `used` are the
-    setup's hours or dollars.
+    setup's hours or dollars. With an infinite limit, the chance is 1 and the overshoot is 0.
     """
 
     chance: FloatArray
@@ -74,21 +74,6 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
     overshoot = np.maximum(beyond * ndtr(beyond / spread) + spread * density, 0.0)
     return Meeting(ndtr(-beyond / spread), overshoot)
-
-
-def meeting_of(
-    goal: Goal,
-    used: Callable[[str], FloatArray],
-    meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
-) -> Meeting:
-    """Return the probability that each setup keeps the limit of `goal`, and its overshoot.
-
-    The overshoot is E[max(0, log(used / limit))]. If the goal has no limit, the probability is 1
-    and the overshoot is 0. `used` takes "hours" or "usd" and returns the setups' hours or dollars.
-    `meeting` computes the result from these values and the limit.
-    """
-    limit = np.inf if goal.limit is None else goal.limit
-    return meeting(used(goal.constraint or goal.objective), limit)
 
 
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:

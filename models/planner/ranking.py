@@ -21,7 +21,7 @@ from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
 from . import explanations as explain
-from .choice_rule import known_meeting, losses, meeting_of, misses
+from .choice_rule import drawn_meeting, known_meeting, losses, misses
 
 Row = dict[str, Any]
 
@@ -92,10 +92,10 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     missing. The additional column `at` is the position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
-    used = costs.expected(goal.constraint or goal.objective)
+    used = costs.expected(goal.used)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
     usable = np.isfinite(objective) & np.isfinite(used)
-    meeting = meeting_of(goal, costs.drawn)
+    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
     missing = misses(goal, meeting.chance)
     loss = losses(goal, np.log(objective), meeting)  # not finite if a price is unknown
     order = np.lexsort((other, loss.round(9)))
@@ -152,7 +152,7 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
-    meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
+    meeting = known_meeting(costs.expected_by_draw(goal.used)[best], goal.limit)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
     share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
@@ -169,7 +169,7 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
         return infeasible_row(workload, goal, why, "no_price")
-    order = np.argsort(costs.expected(goal.constraint), kind="stable")
+    order = np.argsort(costs.expected(goal.used), kind="stable")
     return infeasible_row(workload, goal, explain.infeasible(goal, costs, order[usable[order]]))
 
 

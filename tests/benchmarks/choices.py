@@ -138,7 +138,7 @@ def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
     rows = []
     for number, goal in enumerate(goals):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
-        meeting = known_meeting(used, goal.limit or 0.0)
+        meeting = known_meeting(used, goal.limit)
         loss, meets = losses(goal, np.log(aim), meeting), meeting.chance > 0
         picks = [(name, answer[number]) for name, answer in answers.items()]
         picks += [(TENTH, at) for at in _of_a_tenth(aim, used, meets, seed)]
@@ -169,7 +169,7 @@ def chances(contest: Contest) -> pd.DataFrame:
     found = []
     for goal in contest.goals(contest.predictions["step_s"].to_numpy(float)):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
-        meeting = known_meeting(used, goal.limit or 0.0)
+        meeting = known_meeting(used, goal.limit)
         loss = losses(goal, np.log(aim), meeting)
         rows = [row for row in contest.table([goal], len(aim)) if row["goal"] == goal.goal]
         pairs = [(row, contest.place(row)) for row in rows]
