@@ -350,7 +350,7 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
             continue
         yield Setup(
             workload=workload.name,
-            **mode._asdict(),
+            mode=mode,
             cluster=cluster,
             layout=layout,
             batch_per_device=shares,

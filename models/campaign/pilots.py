@@ -12,7 +12,7 @@ probability of keeping its limit.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from .value_of_information import (
 )
 
 _TRUTHS = 400  # joint draws of the step times
-_ROUNDING = 1e-10
+_ROUNDING = 1e-10  # keeps the covariance positive definite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +106,10 @@ def simulated(
     truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
     measured = truth + np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
     loss = weighed(question.goal, *judged(question, truth, np.zeros(size)))[:, 0, :]
-    predicted = np.repeat(belief.mean[:, None], _TRUTHS, axis=1)
+    belief = replace(belief, mean=np.repeat(belief.mean[:, None], _TRUTHS, axis=1))
     for place in (None, *pilots):
         if place is not None:
-            total = max(belief.covariance[place, place] + belief.noise[place], _ROUNDING)
-            weights = belief.covariance[:, place] / total
-            predicted = predicted + np.outer(weights, measured[place] - predicted[place])
-            belief = belief.given(place)
-        picks = choices(question, *judged(question, predicted, belief.variance))
+            belief = belief.given(place, measured[place])
+        picks = choices(question, *judged(question, belief.mean, belief.variance))
         regret = np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)
         yield float(regret.mean())

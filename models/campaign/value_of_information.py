@@ -23,7 +23,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import STATED, JobConditions
-from ..planner.choice_rule import Meeting, losses, meeting_of, normal_meeting, weighed
+from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
 from ..planner.ranking import best_of_each
 
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
@@ -55,16 +55,17 @@ class Belief:
     def variance(self) -> FloatArray:
         return np.maximum(np.diag(self.covariance), 0.0)
 
-    def given(self, place: int, log_step: float | None = None) -> Belief:
+    def given(self, place: int, log_step: float | FloatArray | None = None) -> Belief:
         """Return the distribution after a run of the setup at position `place`.
 
-        `log_step` is the measured log step time. If it is None, only the covariance changes.
+        `log_step` is the measured log step time. If it is None, only the covariance changes. For
+        several draws of the measurement, `log_step` is a (draws,) array and `mean` is (n, draws).
         """
         across = self.covariance[:, place]
-        total = max(across[place] + self.noise[place], 1e-12)
+        total = self.outcome_sd[place] ** 2
         moved = 0.0 if log_step is None else (log_step - self.mean[place]) / total
         covariance = self.covariance - np.outer(across, across) / total
-        return Belief(self.mean + across * moved, covariance, self.noise)
+        return Belief(self.mean + np.multiply.outer(across, moved), covariance, self.noise)
 
     @property
     def outcome_sd(self) -> FloatArray:
@@ -146,11 +147,8 @@ def aim_and_meeting(
     logs = {"hours": np.log(hours), "usd": np.log(usd)}
     spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
 
-    def log_used(what: str) -> FloatArray:
-        return logs[what] + question.irreducible_mean[tall]
-
-    meeting = meeting_of(goal, log_used, lambda used, limit: normal_meeting(used, spread, limit))
-    return logs[goal.objective], meeting
+    log_used = logs[goal.used] + question.irreducible_mean[tall]
+    return logs[goal.objective], normal_meeting(log_used, spread, goal.limit)
 
 
 def judged(
@@ -231,9 +229,9 @@ def choice_set_of(
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     fixed = costs.conditions.startup_s / 3600
-    contending = {goal: _contending(goal, costs) for goal in workload.goals}
+    contending = {goal: _contending(goal, costs).tolist() for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
-    chosen = sorted({int(at) for picked in contending.values() for at in picked})
+    chosen = sorted(set().union(*contending.values()))
     questions = [
         OpenChoice(
             goal=goal,
@@ -259,12 +257,10 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)
-    meeting = meeting_of(goal, costs.drawn)
+    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
     hopeful = usable & (meeting.chance >= LEAST_CHANCE)
-    if not hopeful.any():
-        return np.zeros(0, dtype=np.intp)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
-    loss = np.where(usable, losses(goal, log_aim, meeting), np.inf)
+    loss = losses(goal, log_aim, meeting)
     cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
     cheapest = best_of_each(costs.cluster, cheapest[hopeful[cheapest]])[:_MOST]
     safest = best_of_each(costs.cluster, safest[np.isfinite(loss[safest])])[:_MOST_SAFE]

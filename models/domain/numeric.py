@@ -18,4 +18,4 @@ def to_rounding(values: FloatArray) -> FloatArray:
     `values` are positive. Values whose relative difference is below ROUNDING mostly get the same
     number.
     """
-    return np.asarray(np.round(np.log(values) / ROUNDING), dtype=float)
+    return np.round(np.log(values) / ROUNDING)

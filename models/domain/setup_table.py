@@ -61,7 +61,7 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
     """Return the mode (precision, strategy, switches) of each row of `frame`."""
-    columns = [column(frame, name, known[0]).tolist() for name, known in MODE_COLUMNS.items()]
+    columns = [column(frame, name, "").tolist() for name in MODE_COLUMNS]
     rows, which = numbered(zip(*columns, strict=True))
     modes = [mode_of(dict(zip(MODE_COLUMNS, values, strict=True))) for values in rows]
     return [modes[at] for at in which.tolist()]
@@ -127,13 +127,6 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     return str(row["workload"]), mode_of(row), tuple(sorted(machines)), count
 
 
-def runs_of(setups: Sequence[Setup], runs: pd.DataFrame) -> list[int]:
-    """Return, for each setup, its number of measurements in the frame `runs`; see `runs_by_key`."""
-    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
-    counted = runs_by_key(types, runs)
-    return [counted[setup_key(setup)] for setup in setups]
-
-
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup. The keys of the result are those of `setup_key`.
 
@@ -154,6 +147,5 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _absent(value: object) -> bool:
-    missing = value is None or value == "" or value is pd.NA
-    return missing or (isinstance(value, float) and value != value)
+def _absent(value: Any) -> bool:
+    return value == "" or bool(pd.isna(value))

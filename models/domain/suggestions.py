@@ -8,16 +8,14 @@ from collections.abc import Iterable
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
-def nearest_names(name: str, known: Iterable[object], *, otherwise: str | None = None) -> str:
+def nearest_names(name: str, known: Iterable[object]) -> str:
     """Return a hint for the end of an error message, such as `did you mean 'conv'?`.
 
     The hint names up to three of the `known` names that are similar to `name`. If none is similar,
-    the hint is `otherwise`, or a list of all known names if `otherwise` is None.
+    it lists all known names.
     """
     names = sorted(str(each) for each in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
-    if otherwise is not None:
-        return otherwise
     return "known: " + (", ".join(names) or "none")

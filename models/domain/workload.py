@@ -120,12 +120,12 @@ class Mode(NamedTuple):
     @property
     def offloaded(self) -> bool:
         """True if the sharded weights, gradients and optimizer state are kept in host memory."""
-        return _SWITCHES[2] in self.switches.split("+")
+        return "offload" in self.switches
 
     @property
     def compiled(self) -> bool:
         """True if torch.compile compiles the model at the first step of each input shape."""
-        return _SWITCHES[1] in self.switches.split("+")
+        return "compile" in self.switches
 
     def runs_on(
         self, machines: IntArray, fewest: IntArray, most: IntArray, ranks: IntArray
@@ -165,7 +165,7 @@ class Mode(NamedTuple):
     @property
     def alone(self) -> Mode:
         """Return this mode for training on one device: with DDP and without offload."""
-        kept = [switch for switch in self.switches.split("+") if switch != _SWITCHES[2]]
+        kept = [switch for switch in self.switches.split("+") if switch != "offload"]
         return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
 
 
@@ -212,9 +212,15 @@ class Goal:
         return {"cheapest_within_deadline": "hours", "fastest_within_budget": "usd"}.get(self.goal)
 
     @property
-    def limit(self) -> float | None:
-        """Return the deadline in hours or the budget in dollars; None if there is no limit."""
-        return {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+    def used(self) -> str:
+        """Return the quantity that is compared with the limit; the objective if there is none."""
+        return self.constraint or self.objective
+
+    @property
+    def limit(self) -> float:
+        """Return the deadline in hours or the budget in dollars; infinity if there is no limit."""
+        limit = {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+        return math.inf if limit is None else limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,13 +277,7 @@ class Setup:
     layout: tuple[int, ...]
     batch_per_device: tuple[int, ...]
     accumulation_steps: int = 1
-    strategy: str = STRATEGIES[0]
-    precision: str = PRECISIONS[0]
-    switches: str = SWITCHES[0]
-
-    @property
-    def mode(self) -> Mode:
-        return Mode(self.precision, self.strategy, self.switches)
+    mode: Mode = MODES[0]
 
     @property
     def global_batch(self) -> int:
@@ -293,9 +293,7 @@ class Setup:
             "layout": joined(self.layout),
             "batch_per_device": joined(self.batch_per_device),
             "accumulation_steps": self.accumulation_steps,
-            "strategy": self.strategy,
-            "precision": self.precision,
-            "switches": self.switches,
+            **self.mode._asdict(),
             "provider": self.cluster.members[0].instance_type.provider,
         }
 

@@ -17,7 +17,6 @@ granted or refused together, and 0 if they are independent.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -86,24 +85,24 @@ _GRANTED, _REQUESTS = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7
 
 
-@dataclass(frozen=True, kw_only=True)
-class AvailabilityModel:
-    """The chance that a request for one machine is granted, by instance type, market and zone."""
-
-    granted: Mapping[tuple[str, str, str], float]
-
-    def gangs(self, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
-        """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
-
-        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
-        the number of machines from each pool. Pools are assumed to be independent.
-        """
-        chances = [self.granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
-        exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
-        return np.asarray(np.exp(exponent @ np.log(chances)), dtype=float)
+# The chance that a request for one machine is granted, by instance type, market and zone.
+Granted = Mapping[tuple[str, str, str], float]
 
 
-def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
+def gang_chances(granted: Granted, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
+    """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
+
+    `granted` is the result of `fit_availability`. A pool is an instance type in a market and zone.
+    `counts` is a (clusters, pools) array with the number of machines from each pool. Pools are
+    assumed to be independent.
+    """
+    chances = [granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
+    exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
+    chance: FloatArray = np.exp(exponent @ np.log(chances))
+    return chance
+
+
+def fit_availability(requests: pd.DataFrame) -> Granted:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
     `requests` has a row per request and instance type, with columns instance_type, market, zone and
@@ -113,4 +112,4 @@ def fit_availability(requests: pd.DataFrame) -> AvailabilityModel:
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)
     chance = (_REQUESTS * prior + found["sum"].astype(float)) / (_REQUESTS + found["size"])
-    return AvailabilityModel(granted=dict(zip(found.index, chance.tolist(), strict=True)))
+    return dict(zip(found.index, chance.tolist(), strict=True))

@@ -10,7 +10,6 @@ mu, u_type and b have normal priors around 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -34,23 +33,17 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
     return _STATE_PER_WEIGHT * gradient_bytes
 
 
-@dataclass(frozen=True)
-class CheckpointModel:
-    """Predicts the seconds to write a checkpoint.
+def write_seconds(
+    model: LogSeconds, state_bytes: float, types: Sequence[str]
+) -> tuple[FloatArray, FloatArray]:
+    """Return two (types,) arrays: median seconds, and standard deviations of log seconds.
 
-    `ratio` models the measured seconds divided by the seconds of CM-DARE's line (see `_line`).
+    `model` is the result of `fit_checkpoints`. `state_bytes` is the size of the checkpoint. `types`
+    are names of instance types.
     """
-
-    ratio: LogSeconds
-
-    def seconds(self, state_bytes: float, types: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """Return two (types,) arrays: median seconds, and standard deviations of log seconds.
-
-        `state_bytes` is the size of the checkpoint. `types` are names of instance types.
-        """
-        x = _line(np.full(len(types), state_bytes))
-        middle, log_sd = self.ratio.predict([("", name) for name in types], x)
-        return np.exp(x + middle), log_sd
+    x = _line(np.full(len(types), state_bytes))
+    middle, log_sd = model.predict([("", name) for name in types], x)
+    return np.exp(x + middle), log_sd
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
@@ -58,21 +51,22 @@ def _line(state_bytes: ArrayLike) -> FloatArray:
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
-# Standard deviations of logs. CM-DARE's networks scatter by about 10 % around its line; the other
-# values are guesses.
-PRIOR = CheckpointModel(
-    LogSeconds(
-        groups={"": (0.0, 0.5)},
-        member_sd=0.3,
-        noise_sd=0.1,
-        slope=(0.0, 0.1),
-        centre=float(_line(100e6)),
-    )
+# The measured seconds divided by the seconds of CM-DARE's line (see `_line`), before the first
+# measurement. Standard deviations of logs: CM-DARE's networks scatter by about 10 % around its line;
+# the other values are guesses.
+PRIOR = LogSeconds(
+    groups={"": (0.0, 0.5)},
+    member_sd=0.3,
+    noise_sd=0.1,
+    slope=(0.0, 0.1),
+    centre=float(_line(100e6)),
 )
 
 
-def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
-    """Fit the seconds to write a checkpoint. If `written` has no rows, return the prior.
+def fit_checkpoints(written: pd.DataFrame) -> LogSeconds:
+    """Fit the ratio of measured seconds to the seconds of CM-DARE's line.
+
+    If `written` has no rows, return the prior.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
     fit uses the median seconds of each combination of workload, instance_type and bytes.
@@ -81,6 +75,4 @@ def fit_checkpoints(written: pd.DataFrame) -> CheckpointModel:
     cells = written.groupby(["workload", "instance_type", "bytes"])["seconds"].median()
     rows = cells.reset_index().rename(columns={"instance_type": "member"}).assign(group="")
     x = _line(rows["bytes"])
-    return CheckpointModel(
-        PRIOR.ratio.fitted(rows.assign(x=x, seconds=rows["seconds"] / np.exp(x)))
-    )
+    return PRIOR.fitted(rows.assign(x=x, seconds=rows["seconds"] / np.exp(x)))

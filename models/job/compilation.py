@@ -41,7 +41,7 @@ class CompileModel:
         Returns 0 if `mode` does not use torch.compile. Each replacement of a machine starts the job
         again, and the job then compiles again.
         """
-        return self.learned.get((workload, mode), prior_s(mode)) if mode.compiled else 0.0
+        return self.learned.get((workload, mode), prior_s(mode))
 
 
 def fit_compilation(compiled: pd.DataFrame) -> CompileModel:

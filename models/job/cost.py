@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..domain.categorical import numbered
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Setup, Workload
 from .checkpoints import checkpoint_bytes
@@ -89,18 +88,6 @@ class JobCosts:
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 
-def cost_at(
-    step_s: float, *, steps: int, conditions: Conditions, usd_per_hour: float
-) -> tuple[float, float]:
-    """Return the expected hours and dollars of a job with `steps` steps of `step_s` seconds.
-
-    `conditions` has the start-up, checkpoint and interruption parameters of one cluster. Both
-    results are NaN if `step_s` is NaN. The dollars are NaN if `usd_per_hour` is NaN.
-    """
-    hours = float(expected_hours([steps * step_s / 3600.0], conditions)[0])
-    return hours, hours * usd_per_hour
-
-
 def job_costs(
     workload: Workload,
     setups: Sequence[Setup],
@@ -127,25 +114,21 @@ def job_costs(
     compile_s = [job_conditions.compilation.seconds(workload.name, setup.mode) for setup in setups]
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
-    conditions = job_conditions.gangs(*pools_of(clusters), state_bytes).later(compile_s)
-    machines = (
-        tuple((offer.instance_type.name, offer.market, offer.zone) for offer in cluster.members)
-        for cluster in clusters
-    )
+    pools, counts = pools_of(clusters)
+    conditions = job_conditions.gangs(pools, counts, state_bytes).later(compile_s)
     usd_per_hour = [cluster.total_usd_per_hour for cluster in clusters]
     interruptions = expected_interruptions(work_hours, conditions)
-    start_usd = [(cluster.start_usd, len(cluster.members)) for cluster in clusters]
-    first_usd, count = np.array(start_usd, dtype=float).reshape(-1, 2).T
+    start_usd = np.array([cluster.start_usd for cluster in clusters])
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),
         conditions=conditions,
         usd_per_hour=np.array(usd_per_hour, dtype=float),  # None becomes NaN
-        download_usd=first_usd * (1 + interruptions / count),
+        download_usd=start_usd * (1 + interruptions / counts.sum(axis=1)),
         hours=expected_hours(work_hours, conditions),
         hours_by_draw=expected_hours(work_by_draw, conditions),
         sampled_hours=drawn_hours(work_by_draw, work_hours, conditions, seed=seed),
         interruptions=interruptions,
         interruption_risk=interruption_risk(work_hours, conditions, seed=seed),
-        cluster=numbered(machines)[1],
+        cluster=np.unique(counts, axis=0, return_inverse=True)[1],
     )

@@ -99,26 +99,27 @@ class Conditions(NamedTuple):
         )
 
 
-def best_interval(checkpoint_hours: ArrayLike, hazard_per_hour: ArrayLike) -> FloatArray:
+def best_interval(
+    checkpoint_hours: FloatArray | float, hazard_per_hour: FloatArray | float
+) -> FloatArray:
     """Return Daly's optimal checkpoint interval: the hours of work between two checkpoints.
 
     `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
     of interruptions per hour. A hazard of 0 gives a very long interval.
     """
     mean = 1 / np.maximum(hazard_per_hour, 1e-12)
-    cost = np.asarray(checkpoint_hours, dtype=float)
-    ratio = np.minimum(cost / (2 * mean), 1.0)
-    interval = np.sqrt(2 * cost * mean) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - cost
-    return np.asarray(np.where(cost < 2 * mean, interval, mean), dtype=float)
+    ratio = np.minimum(checkpoint_hours / (2 * mean), 1.0)
+    factor = 1 + np.sqrt(ratio) / 3 + ratio / 9
+    interval = np.sqrt(2 * checkpoint_hours * mean) * factor - checkpoint_hours
+    return np.where(checkpoint_hours < 2 * mean, interval, mean)
 
 
-def pieces(work_hours: ArrayLike, interval_hours: ArrayLike) -> FloatArray:
+def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -> FloatArray:
     """Return the number of equal pieces into which checkpoints divide the work.
 
     It is the smallest number, at least 1, with which no piece is longer than `interval_hours`.
     """
-    ratio = np.asarray(work_hours, dtype=float) / np.maximum(interval_hours, 1e-9)
-    return np.asarray(np.maximum(np.ceil(ratio - 1e-9), 1.0), dtype=float)
+    return np.maximum(np.ceil(work_hours / np.maximum(interval_hours, 1e-9) - 1e-9), 1.0)
 
 
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
@@ -152,7 +153,8 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
     mean_count = conditions.hazard_per_hour * _job(work_hours, conditions).running
-    return np.asarray(1.0 - np.mean(np.exp(-mean_count * rate), axis=0), dtype=float)
+    risk: FloatArray = 1.0 - np.mean(np.exp(-mean_count * rate), axis=0)
+    return risk
 
 
 def drawn_hours(

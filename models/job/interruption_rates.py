@@ -54,8 +54,7 @@ def passing(hours: ArrayLike) -> FloatArray:
     A rise of demand lasts about tau, so it averages out during a long job. The result is a ratio:
     the variance of the mean demand over `hours`, divided by the variance of the demand at one time.
     """
-    length = np.maximum(hours, 0.0)
-    return np.asarray(_SHOCK_HOURS / (_SHOCK_HOURS + length), dtype=float)
+    return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, Pool
 from ..domain.numeric import FloatArray
-from .capacity import AvailabilityModel, gang_startup
-from .checkpoints import PRIOR, CheckpointModel
+from .capacity import Granted, gang_chances, gang_startup
+from .checkpoints import PRIOR, write_seconds
 from .compilation import CompileModel
 from .duration import REPLACEMENT_S, STARTUP_S, Conditions
 from .interruption_rates import HazardModel
@@ -49,7 +49,7 @@ class Stated:
         return Conditions.certain(
             counts @ np.array(rates, dtype=float),
             startup_s=STARTUP_S,
-            checkpoint_s=float(PRIOR.seconds(state_bytes, [""])[0][0]),
+            checkpoint_s=float(write_seconds(PRIOR, state_bytes, [""])[0][0]),
             replacement_s=REPLACEMENT_S,
         )
 
@@ -65,9 +65,9 @@ class Learned:
     """
 
     startup: LogSeconds
-    checkpoints: CheckpointModel = PRIOR
+    checkpoints: LogSeconds = PRIOR
     hazard: HazardModel | None = None
-    availability: AvailabilityModel | None = None
+    availability: Granted | None = None
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
     restarts: LogSeconds = NO_RESTARTS
 
@@ -97,7 +97,7 @@ class Learned:
             again_s = self.restarts.expected_s("replaced", types)
         again_s, _ = self._with_refusals(again_s, again_log_sd, pools, alone)
         replaced_s = losses @ again_s / np.maximum(losses.sum(axis=1), 1e-300)
-        median_s, write_log_sd = self.checkpoints.seconds(state_bytes, types)
+        median_s, write_log_sd = write_seconds(self.checkpoints, state_bytes, types)
         write_s = median_s * np.exp(write_log_sd**2 / 2)  # the mean of a lognormal variable
         writer = np.where(counts > 0, write_s, 0.0).argmax(axis=1)
         return Conditions(
@@ -128,7 +128,7 @@ class Learned:
         """
         if self.availability is None:
             return launch_s, log_sd
-        chance = self.availability.gangs(pools, counts)
+        chance = gang_chances(self.availability, pools, counts)
         mean = launch_s + RETRY_S * (1 - chance) / chance
         variance = launch_s**2 * np.expm1(log_sd**2) + RETRY_S**2 * (1 - chance) / chance**2
         return mean, np.sqrt(np.log1p(variance / mean**2))

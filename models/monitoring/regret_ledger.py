@@ -18,10 +18,9 @@ from ..domain.cluster import Pool
 from ..domain.setup_table import mode_of, row_key, rows_of
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
-from ..job.cost import cost_at
-from ..job.duration import drawn_hours
+from ..job.duration import drawn_hours, expected_hours
 from ..job.job_conditions import STATED, JobConditions
-from ..planner.choice_rule import losses, meeting_of, misses
+from ..planner.choice_rule import drawn_meeting, losses, misses
 from ..planner.ranking import Row
 
 _DRAWS = 400  # stratified draws of interruptions
@@ -121,9 +120,8 @@ def _outcome(
     counts = np.array([[pool["count"] for pool in row["pools"]]])
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
     conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
-    steps = -(-int(row["samples"]) // int(row["global_batch"]))
-    price = row["usd_per_hour"]
-    hours, usd = cost_at(step_s, steps=steps, conditions=conditions, usd_per_hour=price)
+    work_hours = [-(-int(row["samples"]) // int(row["global_batch"])) * step_s / 3600]
+    hours, price = float(expected_hours(work_hours, conditions)[0]), row["usd_per_hour"]
     goal = Goal(
         goal=row["goal"],
         hours=row["constraint_hours"],
@@ -131,15 +129,13 @@ def _outcome(
         p_required=None if pd.isna(row["p_required"]) else row["p_required"],
         overshoot_price=overshoot_price,
     )
-    work = steps * step_s / 3600
-    drawn = drawn_hours(np.full((1, _DRAWS), work), [work], conditions, seed=0)
-    meeting = meeting_of(goal, {"hours": drawn, "usd": drawn * price}.__getitem__)
-    found: Row = {"step_s": step_s, "hours": hours, "usd": usd}
+    drawn = drawn_hours(np.full((1, _DRAWS), work_hours), work_hours, conditions, seed=0)
+    meeting = drawn_meeting(drawn if goal.used == "hours" else drawn * price, goal.limit)
+    found: Row = {"step_s": step_s, "hours": hours, "usd": hours * price, "runs": len(runs)}
     found["p_meets"] = float(meeting.chance[0]) if goal.constraint else None
     found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])
-    found |= {f"promised_{name}": row[name] for name in _PROMISED}
-    return row | found | {"runs": len(runs)}
+    return row | {f"promised_{name}": row[name] for name in _PROMISED} | found
 
 
 def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:

@@ -205,7 +205,7 @@ class BatchSplits:
             layout=tuple(one.instance_type.devices for one in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
-            **self.modes[self.mode[at]]._asdict(),
+            mode=self.modes[self.mode[at]],
         )
 
 
@@ -240,7 +240,7 @@ def splits_of(
     ranks, machines = (count * present).sum(axis=1), count.sum(axis=1)
     fewest = np.where(kind >= 0, present, devices.max()).min(axis=1)
     largest = present.max(axis=1)
-    shards = 2 ** np.floor(np.log2(np.maximum(ranks, 1))).astype(np.int64)
+    shards = 2 ** np.floor(np.log2(ranks)).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
     obstacle = np.zeros(len(counts), dtype=np.intp)
     lines = {

@@ -118,7 +118,7 @@ class Candidates:
         samples of the whole job.
         """
         split = self.column("split")
-        steps = -(-samples // np.maximum(self.splits.total, 1))
+        steps = -(-samples // self.splits.total)
         later_s = self.compile_s[self.splits.mode][split]
         conditions = self.conditions.take(self.column("condition")).later(later_s)
         hours = expected_hours((step_s * steps / 3600)[split], conditions)

@@ -17,7 +17,7 @@ n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e
 under a deadline, but e / (1 - e) % of the hours under a budget.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ class Meeting(NamedTuple):
     """The probability that a setup keeps a limit, and the expected excess over the limit.
 
     `chance` is the probability. `overshoot` is E[max(0, log(used / limit))], where `used` are the
-    setup's hours or dollars.
+    setup's hours or dollars. With an infinite limit, the chance is 1 and the overshoot is 0.
     """
 
     chance: FloatArray
@@ -49,8 +49,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
     `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
     """
-    chance = np.mean(used <= limit, axis=-1)
-    return Meeting(chance, np.mean(known_meeting(used, limit).overshoot, axis=-1))
+    return Meeting(*(np.mean(values, axis=-1) for values in known_meeting(used, limit)))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
@@ -70,26 +69,11 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     `log_used` and `sd` are the means and standard deviations of the logs of the values. The two
     arrays are broadcast. The overshoot is E[max(0, log(used / limit))].
     """
-    spread = np.maximum(np.asarray(sd, dtype=float), _LEAST_SD)
-    beyond = np.maximum(np.asarray(log_used, dtype=float) - np.log(limit), -_FAR_BELOW)
+    spread = np.maximum(sd, _LEAST_SD)
+    beyond = np.maximum(np.subtract(log_used, np.log(limit)), -_FAR_BELOW)
     density = np.exp(-((beyond / spread) ** 2) / 2) / np.sqrt(2 * np.pi)
     overshoot = np.maximum(beyond * ndtr(beyond / spread) + spread * density, 0.0)
     return Meeting(ndtr(-beyond / spread), overshoot)
-
-
-def meeting_of(
-    goal: Goal,
-    used: Callable[[str], FloatArray],
-    meeting: Callable[[FloatArray, float], Meeting] = drawn_meeting,
-) -> Meeting:
-    """Return the probability that each setup keeps the limit of `goal`, and its overshoot.
-
-    The overshoot is E[max(0, log(used / limit))]. If the goal has no limit, the probability is 1
-    and the overshoot is 0. `used` takes "hours" or "usd" and returns the setups' hours or dollars.
-    `meeting` computes the result from these values and the limit.
-    """
-    limit = np.inf if goal.limit is None else goal.limit
-    return meeting(used(goal.constraint or goal.objective), limit)
 
 
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:

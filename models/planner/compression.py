@@ -64,27 +64,24 @@ def compared(
     be chosen.
     """
     reasons: list[list[str]] = [[] for _ in setups]
-    modes: dict[int, list[Mode]] = {}  # DDP and its rivals, by position in `setups`
+    rivals: list[tuple[int, Setup]] = []  # with positions in `setups`
     for at, setup in enumerate(setups):
         dense, able = setup.mode.dense, able_modes(setup, workload.modes)
-        rivals = [mode for mode in able if mode.must_be_faster and mode.dense == dense]
-        if dense in able and rivals:
-            modes[at] = [dense, *rivals]
-    rows = [
-        replace(setups[at], **mode._asdict()).row() for at, own in modes.items() for mode in own
-    ]
-    if rows:
-        frame = model.predict_arrays(read_setups(pd.DataFrame(rows), {}))
-        predicted = frame[["step_s", "step_high_s"]].itertuples(index=False, name=None)
-        for at, (dense, *rivals) in modes.items():
-            dense_s, _ = next(predicted)
-            for mode in rivals:
-                step_s, high_s = next(predicted)
-                reasons[at].append(
-                    f"{mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
-                    f" {dense.strategy}, given its uncertainty ({step_s:.3g} s per step, at most"
-                    f" {high_s:.3g} s, against {dense_s:.3g} s)"
-                )
+        for mode in able:
+            if dense in able and mode.must_be_faster and mode.dense == dense:
+                rivals.append((at, replace(setup, mode=mode)))
+    if rivals:
+        arrays = read_setups(pd.DataFrame([rival.row() for _, rival in rivals]), {})
+        predicted = model.predict_arrays(arrays)[["step_s", "step_high_s"]].to_numpy()
+        dense_step_s = model.predict_arrays(arrays.dense())["step_s"]
+        for (at, rival), (step_s, high_s), dense_s in zip(
+            rivals, predicted, dense_step_s, strict=True
+        ):
+            reasons[at].append(
+                f"{rival.mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
+                f" {rival.mode.dense.strategy}, given its uncertainty ({step_s:.3g} s per step, at"
+                f" most {high_s:.3g} s, against {dense_s:.3g} s)"
+            )
     for setup, found in zip(setups, reasons, strict=True):
         vetoed = able_modes(setup, list(vetoes))
         found += [vetoes[mode] for mode in vetoed if mode.dense == setup.mode.dense]

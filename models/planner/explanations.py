@@ -59,7 +59,7 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
     said = [f"{best} of {clusters}: {amount(row[aim], aim)}"]
     if what is not None:
         required = "" if goal.p_required is None else f" ({goal.p_required:.0%} required)"
-        limit, chance = amount(goal.limit or 0.0, what), row["p_meets_constraint"]
+        limit, chance = amount(goal.limit, what), row["p_meets_constraint"]
         said.append(f"meets {limit} with {chance:.0%} probability{required}")
     if rival is not None:
         but = ""
@@ -96,7 +96,7 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
     if row["status"] == "misses_constraint" and what is not None:
-        limit, chance = amount(goal.limit or 0.0, what), 1 - row["p_meets_constraint"]
+        limit, chance = amount(goal.limit, what), 1 - row["p_meets_constraint"]
         return f"misses the {_LIMITS[what]} of {limit} with {chance:.0%} probability; {behind}"
     priced = row[other] is not None and first[other] is not None
     extra = _difference(row, first, other) if priced else "unknown price"
@@ -111,7 +111,7 @@ def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     that cluster. It also names the cluster that is most likely to keep the stated limit, unless
     that is very unlikely. `order` are the positions in `costs` to consider.
     """
-    what, limit = goal.constraint or "hours", goal.limit or 0.0
+    what, limit = goal.used, goal.limit
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     drawn = costs.drawn(what)[order]
     needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance

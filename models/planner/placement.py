@@ -10,8 +10,9 @@ machines, all orders are compared. For more machines, a local search swaps pairs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,11 +26,10 @@ LEAST_GAIN = 0.05
 # cases.
 SURE = 3.0
 _STARTS = 32  # random starts of a local search
-_TIES = 1e-4  # weight of the tie-breaking cost in `_costs`
+_TIES = 1e-4  # weight of the tie-breaking cost in `seconds_of`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Links:
+class Links(NamedTuple):
     """Measured network links between n machines.
 
     `latency_s` is an (n, n) array with the seconds of an empty message, `byte_s` an (n, n) array
@@ -79,18 +79,21 @@ def halvings(machines: int, size: float) -> tuple[Round, ...]:
     return tuple(rounds)
 
 
-def seconds_of(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
+def seconds_of(
+    links: Links, rounds: Sequence[Round], orders: IntArray, *, ties: float = 0.0
+) -> FloatArray:
     """Return an (orders,) array: the total seconds of `rounds` for each rank order.
 
-    `orders` is an (orders, n) array with the machine at each of n ranks.
+    `orders` is an (orders, n) array with the machine at each of n ranks. To break ties between
+    equally fast orders, `ties` times the seconds of all messages is added to the result.
     """
     total = np.zeros(len(orders))
     for one in rounds:
         senders, receivers = np.array(one.places).T
         pair_s = links.latency_s + one.bytes * links.byte_s
         each = pair_s[orders[:, senders], orders[:, receivers]]
-        slowest = each.max(axis=1)
-        total += one.times * (slowest + links.sharing * (each.sum(axis=1) - slowest))
+        slowest, summed = each.max(axis=1), each.sum(axis=1)
+        total += one.times * (slowest + links.sharing * (summed - slowest) + ties * summed)
     return total
 
 
@@ -102,7 +105,7 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     if links.machines > EXACT:
         return searched(links, rounds)
     orders = np.array(list(permutations(range(links.machines))))
-    return tuple(orders[_costs(links, rounds, orders).argmin()].tolist())
+    return tuple(orders[seconds_of(links, rounds, orders, ties=_TIES).argmin()].tolist())
 
 
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
@@ -117,11 +120,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
         move[[first, second]] = second, first
     found: list[tuple[float, list[int]]] = []
     for order in [machines, *(random.permutation(machines) for _ in range(_STARTS))]:
-        best, better = np.inf, _costs(links, rounds, order[None])[0]
+        best, better = np.inf, seconds_of(links, rounds, order[None], ties=_TIES)[0]
         while better < best * (1 - 1e-12):
             best = better
             found.append((best, order.tolist()))
-            costs = _costs(links, rounds, order[moves])
+            costs = seconds_of(links, rounds, order[moves], ties=_TIES)
             better, order = costs.min(), order[moves][costs.argmin()]
     return tuple(min(found)[1])
 
@@ -150,18 +153,4 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
 
 def _median(sweeps: Sequence[Links]) -> Links:
     """Return links with the medians, over all sweeps, of each value of `Links`."""
-    return Links(
-        latency_s=np.median([one.latency_s for one in sweeps], axis=0),
-        byte_s=np.median([one.byte_s for one in sweeps], axis=0),
-        sharing=np.median([one.sharing for one in sweeps]),
-    )
-
-
-def _costs(links: Links, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
-    """Return an (orders,) array: the seconds of each order, plus a small cost that breaks ties.
-
-    The small cost is proportional to the seconds that the order would take if all pairs shared one
-    link.
-    """
-    shared = replace(links, sharing=1.0)
-    return seconds_of(links, rounds, orders) + _TIES * seconds_of(shared, rounds, orders)
+    return Links(*(np.median(values, axis=0) for values in zip(*sweeps, strict=True)))

@@ -22,7 +22,7 @@ from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
-from .choice_rule import losses, meeting_of, normal_meeting
+from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import compared, unproven
 from .explanations import obstacle
 from .ranking import Row, infeasible_row, recommend, summary
@@ -249,15 +249,15 @@ def shortlist(
     share = count // (len(goals) + 1)
     picked: list[IntArray] = [_first(_above_frontier(by["hours"], by["usd"]), group, share)]
     for goal in goals:
-        aim, what, limit = np.log(by[goal.objective]), goal.constraint, goal.limit
+        aim = np.log(by[goal.objective])
         scores: list[FloatArray] = [aim]
-        if what is not None and limit is not None:
-            used = np.log(by[what])
-            scores = [losses(goal, aim, normal_meeting(used, sd, limit)) for sd in _SPREADS]
+        if goal.constraint is not None:
+            used = np.log(by[goal.used])
+            scores = [losses(goal, aim, normal_meeting(used, sd, goal.limit)) for sd in _SPREADS]
             best = np.nanmin(np.where(np.isfinite(scores[0]), aim, np.inf))
             scores.append(np.where(aim < best, used, np.inf))
         picked += [_first(score, group, share // len(scores)) for score in scores]
-        criteria = by[what or goal.objective], scores[len(scores) // 2]
+        criteria = by[goal.used], scores[len(scores) // 2]
         picked += [_first_of_each(score, device) for score in criteria]
     return np.unique(np.concatenate(picked))
 
@@ -280,10 +280,8 @@ def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
 
     A kind without a finite score is left out. `device` is as in `shortlist`.
     """
-    finite = np.where(np.isnan(score), np.inf, score)
-    kinds = (np.flatnonzero(device == kind) for kind in range(device.max(initial=-1) + 1))
-    least = [at[np.argmin(finite[at])] for at in kinds if len(at)]
-    return np.array([at for at in least if finite[at] < np.inf], dtype=np.intp)
+    known = (device >= 0) & np.isfinite(score)
+    return pd.Series(score)[known].groupby(device[known]).idxmin().to_numpy(np.intp)
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
@@ -318,9 +316,10 @@ def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[R
 
     If exactly one goal has a limit, each row has the probability of keeping that limit.
     """
+    rows = [summary(costs, at) | {"p_meets_constraint": None} for at in front.tolist()]
     limited = [goal for goal in goals if goal.constraint is not None]
-    chance = meeting_of(limited[0], costs.drawn).chance if len(limited) == 1 else None
-    return [
-        summary(costs, at) | {"p_meets_constraint": None if chance is None else float(chance[at])}
-        for at in front.tolist()
-    ]
+    if len(limited) == 1:
+        meeting = drawn_meeting(costs.drawn(limited[0].used)[front], limited[0].limit)
+        for row, chance in zip(rows, meeting.chance.tolist(), strict=True):
+            row["p_meets_constraint"] = chance
+    return rows

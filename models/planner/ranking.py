@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
-from ..domain.setup_table import runs_of
+from ..domain.setup_table import runs_by_key, setup_key
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
 from . import explanations as explain
-from .choice_rule import known_meeting, losses, meeting_of, misses
+from .choice_rule import drawn_meeting, known_meeting, losses, misses
 
 Row = dict[str, Any]
 
@@ -46,7 +46,7 @@ def recommend(
     *,
     runs: pd.DataFrame | None = None,
     top: int = 5,
-    clusters: str = "",
+    clusters: str = "all clusters",
     notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
@@ -71,17 +71,16 @@ def recommend(
         costs: hours and dollars of the setups to rank.
         runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal, without the rows of item 4.
-        clusters: a phrase about the clusters compared, for the explanation. The default is the
-            number of clusters in `costs`.
+        clusters: a phrase about the clusters compared, for the explanation.
         notes: a function that returns further text for the reason of each setup.
     """
-    clusters = clusters or f"{len(np.unique(costs.cluster))} clusters"
     rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
     shown = [row for row in rows if row["cluster"] is not None]
     setups = [costs.setups[row.pop("at")] for row in shown]
-    measured = runs_of(setups, pd.DataFrame() if runs is None else runs)
-    for row, note, number in zip(shown, notes(setups), measured, strict=True):
-        row["measured_runs"] = number
+    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
+    measured = runs_by_key(types, pd.DataFrame() if runs is None else runs)
+    for row, note, setup in zip(shown, notes(setups), setups, strict=True):
+        row["measured_runs"] = measured[setup_key(setup)]
         row["reason"] = "; ".join(filter(None, [row["reason"], note]))
     return rows
 
@@ -93,13 +92,12 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     missing. The additional column `at` is the position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
-    used = costs.expected(goal.constraint or goal.objective)
+    used = costs.expected(goal.used)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
     usable = np.isfinite(objective) & np.isfinite(used)
-    meeting = meeting_of(goal, costs.drawn)
-    log_objective = np.log(objective, out=np.full(len(objective), np.nan), where=usable)
+    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
     missing = misses(goal, meeting.chance)
-    loss = np.where(usable, losses(goal, log_objective, meeting), np.inf)
+    loss = losses(goal, np.log(objective), meeting)  # not finite if a price is unknown
     order = np.lexsort((other, loss.round(9)))
     order = order[np.isfinite(loss[order])]
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
@@ -154,7 +152,7 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
-    meeting = meeting_of(goal, lambda what: costs.expected_by_draw(what)[best], known_meeting)
+    meeting = known_meeting(costs.expected_by_draw(goal.used)[best], goal.limit)
     loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
     share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
@@ -171,7 +169,7 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
         return infeasible_row(workload, goal, why, "no_price")
-    order = np.argsort(costs.expected(goal.constraint), kind="stable")
+    order = np.argsort(costs.expected(goal.used), kind="stable")
     return infeasible_row(workload, goal, explain.infeasible(goal, costs, order[usable[order]]))
 
 

@@ -172,8 +172,8 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     without a layout (the devices used on each machine) uses all of them. If a batch was not
     measured on a single device, its step time on this device comes from a profile.
     """
-    measured: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], list[float]]]]
-    measured = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    # Step times by mode, instance type, devices_each, size, micro-batch and accumulation steps.
+    measured: dict[tuple[Mode, str, int, int, float, int], list[float]] = defaultdict(list)
     runs = valid_runs(data.runs)
     runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
@@ -183,21 +183,19 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
         if mode.of_several or len({*zip(types, used, batches, strict=True)}) > 1:
             continue
         each, batch, steps = used[0], float(batches[0]), int(row.get("accumulation_steps") or 1)
-        measured[mode, name, each][len(types)][each * batch, steps].append(row["step_s"])
+        measured[mode, name, each, len(types), each * batch, steps].append(row["step_s"])
         if not others:
-            measured[mode, name, 0][each][batch, steps].append(row["step_s"])
+            measured[mode, name, 0, each, batch, steps].append(row["step_s"])
     for row in _profiles(data, workload):
         for each in (0, 1):
-            shapes = measured[row["mode"], row["instance_type"], each][1]
-            shapes.setdefault((float(row["batch"]), 1), [row["step_s"]])
-    found = []
-    for key, sizes in sorted(measured.items()):
-        steps_s = {
-            size: {shape: median(seconds) for shape, seconds in shapes.items()}
-            for size, shapes in sizes.items()
-        }
-        found.append(Scale(*key, steps_s))
-    return [scale for scale in found if scale.devices_each or max(scale.steps) > 1]
+            shape = row["mode"], row["instance_type"], each, 1, float(row["batch"]), 1
+            measured.setdefault(shape, [row["step_s"]])
+    found: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], float]]]
+    found = defaultdict(lambda: defaultdict(dict))
+    for (mode, name, each, size, batch, steps), seconds in sorted(measured.items()):
+        found[mode, name, each][size][batch, steps] = median(seconds)
+    scales = [Scale(*key, sizes) for key, sizes in found.items()]
+    return [scale for scale in scales if scale.devices_each or max(scale.steps) > 1]
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:

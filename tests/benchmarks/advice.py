@@ -14,7 +14,7 @@ import typer
 from models.domain.cluster import Cluster, Offer, parse_numbers
 from models.domain.workload import Goal, Setup, Workload
 from models.job.checkpoints import checkpoint_bytes
-from models.job.cost import cost_at
+from models.job.duration import expected_hours
 from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import experience_of
 from tasks.market.offers import current_offers, with_known_facts
@@ -158,12 +158,10 @@ def _true_cost(
 ) -> tuple[float, float]:
     """Hours and dollars of the job at a measured step, start-up and interruptions as expected."""
     size = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
-    return cost_at(
-        step_s,
-        steps=-(-workload.samples // setup.global_batch),
-        conditions=conditions.gangs(*pools_of([setup.cluster]), size),
-        usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
-    )
+    work_hours = -(-workload.samples // setup.global_batch) * step_s / 3600
+    known = conditions.gangs(*pools_of([setup.cluster]), size)
+    hours = float(expected_hours([work_hours], known)[0])
+    return hours, hours * (setup.cluster.total_usd_per_hour or np.nan)
 
 
 def main(count: int = 10, write: Write = False) -> None:

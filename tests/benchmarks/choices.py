@@ -18,7 +18,8 @@ import typer
 
 from models.domain.numeric import BoolArray, FloatArray
 from models.domain.workload import Goal, Setup
-from models.job.cost import cost_at, job_costs
+from models.job.cost import job_costs
+from models.job.duration import expected_hours
 from models.job.job_conditions import Stated, pools_of
 from models.planner.choice_rule import known_meeting, losses
 from models.planner.ranking import Row, recommend
@@ -58,17 +59,9 @@ class Contest:
 
     def costs(self, step_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(setups,) hours and dollars of the whole job at these step times."""
-        pairs = [
-            cost_at(
-                float(seconds),
-                steps=STEPS,
-                conditions=Stated().gangs(*pools_of([setup.cluster]), 0.0),
-                usd_per_hour=setup.cluster.total_usd_per_hour or np.nan,
-            )
-            for setup, seconds in zip(self.setups, step_s, strict=True)
-        ]
-        hours, usd = np.array(pairs, dtype=float).T
-        return hours, usd
+        clusters = [setup.cluster for setup in self.setups]
+        hours = expected_hours(STEPS * step_s / 3600, Stated().gangs(*pools_of(clusters), 0.0))
+        return hours, hours * [cluster.total_usd_per_hour or np.nan for cluster in clusters]
 
     def goals(self, step_s: FloatArray) -> list[Goal]:
         """Deadlines and caps at SLACKS times the least; the last digit does not decide."""
@@ -145,7 +138,7 @@ def judge(contest: Contest, *, seed: int) -> pd.DataFrame:
     rows = []
     for number, goal in enumerate(goals):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
-        meeting = known_meeting(used, goal.limit or 0.0)
+        meeting = known_meeting(used, goal.limit)
         loss, meets = losses(goal, np.log(aim), meeting), meeting.chance > 0
         picks = [(name, answer[number]) for name, answer in answers.items()]
         picks += [(TENTH, at) for at in _of_a_tenth(aim, used, meets, seed)]
@@ -176,7 +169,7 @@ def chances(contest: Contest) -> pd.DataFrame:
     found = []
     for goal in contest.goals(contest.predictions["step_s"].to_numpy(float)):
         aim, used = (usd, hours) if goal.goal == DEADLINE else (hours, usd)
-        meeting = known_meeting(used, goal.limit or 0.0)
+        meeting = known_meeting(used, goal.limit)
         loss = losses(goal, np.log(aim), meeting)
         rows = [row for row in contest.table([goal], len(aim)) if row["goal"] == goal.goal]
         pairs = [(row, contest.place(row)) for row in rows]

@@ -16,7 +16,7 @@ import typer
 from models.domain.cluster import Pool as Offered
 from models.domain.numeric import Z_90, FloatArray
 from models.job.capacity import fit_startup
-from models.job.checkpoints import fit_checkpoints
+from models.job.checkpoints import fit_checkpoints, write_seconds
 from models.job.duration import best_interval, drawn_hours, expected_hours, pieces
 from models.job.interruption_rates import HazardModel, fit_hazard
 from models.job.job_conditions import Learned
@@ -287,7 +287,7 @@ def checkpoint_scores(measured: pd.DataFrame) -> pd.DataFrame:
     for group, held in written.groupby("workload"):
         for table, learned in (("none written", False), ("other networks written", True)):
             model = fit_checkpoints(written[(written["workload"] != group) & learned])
-            found = [model.seconds(size, [""]) for size in held["bytes"]]
+            found = [write_seconds(model, size, [""]) for size in held["bytes"]]
             ours, log_sd = (np.array([float(each[at][0]) for each in found]) for at in (0, 1))
             spread = np.exp(Z_90 * log_sd)
             columns = {"ours": ours, "low_s": ours / spread, "high_s": ours * spread}

@@ -48,7 +48,7 @@ def asked(precision, name="lm"):
 
 def test_a_row_and_a_setup_in_a_precision_have_one_key():
     setup = setups_of()[0]
-    other = replace(setup, precision="bf16")
+    other = replace(setup, mode=Mode("bf16"))
     assert setup_key(other) == row_key(other.row(), {}) != setup_key(setup)
 
 
@@ -107,18 +107,20 @@ def setups_of(job=JOB, device="cpu"):
 
 
 def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_compute_in():
-    found = {(one.cluster.name, one.precision) for one in setups_of()}
+    found = {(one.cluster.name, one.mode.precision) for one in setups_of()}
     clusters = {cluster for cluster, _ in found}
     assert clusters == {"1xlarge", "1xwhole", "2xlarge"}
     assert found == {(cluster, precision) for cluster in clusters for precision in ("fp32", "bf16")}
-    old = {(one.cluster.name, one.precision) for one in setups_of(device="T4")}
+    old = {(one.cluster.name, one.mode.precision) for one in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
-    assert {one.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {"bf16"}
+    assert {one.mode.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {
+        "bf16"
+    }
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there():
     steps = {
-        (one.precision, one.accumulation_steps)
+        (one.mode.precision, one.accumulation_steps)
         for one in setups_of()
         if one.cluster.name == "1xlarge"
     }

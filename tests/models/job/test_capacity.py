@@ -6,7 +6,7 @@ import pytest
 from scipy.special import ndtri
 
 from models.domain.cluster import Pool
-from models.job.capacity import PRIOR_S, fit_availability, fit_startup, gang_startup
+from models.job.capacity import PRIOR_S, fit_availability, fit_startup, gang_chances, gang_startup
 
 NONE = pd.DataFrame({"instance_type": [], "market": [], "machines": [], "seconds": []})
 
@@ -55,8 +55,8 @@ def test_refusals_lower_the_chance_and_a_larger_gang_has_less():
     model = fit_availability(
         pd.DataFrame(rows, columns=["instance_type", "market", "zone", "granted"])
     )
-    granted, refused, both, larger = model.gangs(
-        [Pool(*pool, 0.0) for pool in pools], np.array([[1, 0], [0, 1], [1, 1], [5, 0]])
+    granted, refused, both, larger = gang_chances(
+        model, [Pool(*pool, 0.0) for pool in pools], np.array([[1, 0], [0, 1], [1, 1], [5, 0]])
     )
     assert refused < 0.2 < 0.85 < granted
     assert both == pytest.approx(granted * refused) and 0 < larger < granted

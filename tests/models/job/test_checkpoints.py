@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from models.domain.numeric import Z_90
-from models.job.checkpoints import PRIOR, checkpoint_bytes, fit_checkpoints
+from models.job.checkpoints import PRIOR, checkpoint_bytes, fit_checkpoints, write_seconds
 
 
 def written(a, k, types):
@@ -22,17 +22,17 @@ def written(a, k, types):
 def test_the_prior_is_cm_dares_line_with_a_wide_interval():
     assert fit_checkpoints(written(1, 1, {})) == PRIOR
     for size, seconds in ((1.0, 3.6), (500e6, 13.6)):
-        found, log_sd = PRIOR.seconds(size, ["any"])
+        found, log_sd = write_seconds(PRIOR, size, ["any"])
         assert found[0] == pytest.approx(seconds, rel=1e-6)
         assert 2 * Z_90 * float(log_sd[0]) > np.log(2.3)
 
 
 def test_written_checkpoints_are_learned_and_an_unseen_type_is_in_more_doubt():
     model = fit_checkpoints(written(2.0, 0.015, {"quick": 1.0, "slow": 2.0}))
-    seconds, log_sd = model.seconds(200e6, ["quick", "slow", "other"])
+    seconds, log_sd = write_seconds(model, 200e6, ["quick", "slow", "other"])
     assert seconds[0] < seconds[2] < seconds[1]
     assert seconds[:2] == pytest.approx([5.0, 10.0], rel=0.15)
-    prior_sd = float(PRIOR.seconds(200e6, ["other"])[1][0])
+    prior_sd = float(write_seconds(PRIOR, 200e6, ["other"])[1][0])
     assert log_sd[0] < 0.2 < log_sd[2] < prior_sd
 
 

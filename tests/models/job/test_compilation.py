@@ -32,7 +32,7 @@ def test_measured_seconds_replace_the_prior_of_their_workload_and_mode():
 def test_each_start_and_each_replacement_compiles():
     cluster = Cluster.of((1, offer("small", "spot")))
     plain = Setup(workload="mlp", cluster=cluster, layout=(1,), batch_per_device=(64,))
-    setups = [plain, replace(plain, switches="compile")]
+    setups = [plain, replace(plain, mode=Mode(switches="compile"))]
     rows, model = frame([plain, plain]), LineModel()
     draws = model.draws(rows, count=4, seed=0)
     costs = job_costs(workload("mlp", 64), setups, model.predict(rows), draws)

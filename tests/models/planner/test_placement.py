@@ -1,6 +1,5 @@
 """The chosen order is the best, or near it; noise chooses none."""
 
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -41,7 +40,7 @@ def sweeps(of, seed):
 
     def noisy():
         half = np.triu(of.byte_s * np.exp(NOISE * draw.standard_normal(of.byte_s.shape)), 1)
-        return replace(of, byte_s=half + half.T)
+        return of._replace(byte_s=half + half.T)
 
     return [noisy() for _ in range(3)]
 
@@ -102,9 +101,9 @@ def test_a_gain_is_that_of_sweeps_that_did_not_choose():
     equal = alike(4)
     slow = equal.byte_s.copy()
     slow[0, 1] = slow[1, 0] = 9 * slow[0, 1]
-    order, reason = choose([equal, equal, replace(equal, byte_s=slow)], ring(4, SIZE))
+    order, reason = choose([equal, equal, equal._replace(byte_s=slow)], ring(4, SIZE))
     assert order == (0, 1, 2, 3) and "predicted 0%" in reason
-    order, reason = choose([replace(equal, byte_s=slow)] * 3, ring(4, SIZE))
+    order, reason = choose([equal._replace(byte_s=slow)] * 3, ring(4, SIZE))
     assert order != (0, 1, 2, 3) and "predicted 8" in reason
 
 
