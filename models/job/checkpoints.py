@@ -52,8 +52,8 @@ def _line(state_bytes: ArrayLike) -> FloatArray:
 
 
 # The measured seconds divided by the seconds of CM-DARE's line (see `_line`), before the first
-# measurement. Standard deviations of logs: CM-DARE's networks scatter by about 10 % around its line;
-# the other values are guesses.
+# measurement. Standard deviations of logs: CM-DARE's networks scatter by about 10 % around its
+# line; the other values are guesses.
 PRIOR = LogSeconds(
     groups={"": (0.0, 0.5)},
     member_sd=0.3,

@@ -73,8 +73,9 @@ class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
     `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
-    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `releasing` is True if Srift tried to end the
-    machines and some may still run. `fetched` is True when all uploads have been downloaded.
+    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `releasing`
+    is True if Srift tried to end the machines and some may still run. `fetched` is True when all
+    uploads have been downloaded.
     """
 
     region: Region

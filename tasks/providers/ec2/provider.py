@@ -223,7 +223,14 @@ class Ec2Provider(Ec2Market, Provider):
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
         try:
-            reaper = Reaper(self, now, all_of_them)
+            reaper = Reaper(
+                self.api,
+                self.lease_folder,
+                self.choices,
+                fetch=self.fetched,
+                now=now,
+                all_of_them=all_of_them,
+            )
         except ProviderError as error:  # no credentials
             raise NotSwept("ec2", dict.fromkeys(self.choices.regions, str(error))) from error
         return reaper.reap()

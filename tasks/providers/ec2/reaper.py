@@ -6,17 +6,16 @@ checked in the last 30 days, because a lease folder may have been moved away. At
 NotSwept if it could not check a region or lease, or could not end a machine.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
-from .api import ALIVE
+from .api import ALIVE, Ec2Api
 from .errors import AwsRefused
-from .leases import Ec2Lease
+from .leases import Ec2Lease, Ec2Leases
+from .settings import Ec2
 from .termination import (
     await_shutdown,
     end_machines,
@@ -27,9 +26,6 @@ from .termination import (
     until,
 )
 
-if TYPE_CHECKING:
-    from .provider import Ec2Provider
-
 _REMEMBERED = timedelta(days=30)
 
 
@@ -39,15 +35,25 @@ class Reaper:
     `sentences` says what was ended or needs attention. `regions` has the regions to check.
     `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
     checked, or why its machines did not end. `busy` has the regions in which a lease's machines did
-    not end.
+    not end. `fetch` downloads the files that the machines of a lease uploaded, and returns the new
+    lease.
     """
 
-    def __init__(self, provider: Ec2Provider, now: datetime, all_of_them: bool) -> None:
-        self.provider, self.api, self.leases = provider, provider.api, provider.lease_folder
+    def __init__(
+        self,
+        api: Ec2Api,
+        leases: Ec2Leases,
+        choices: Ec2,
+        *,
+        fetch: Callable[[Ec2Lease], Ec2Lease],
+        now: datetime,
+        all_of_them: bool,
+    ) -> None:
+        self.api, self.leases, self.choices, self.fetch = api, leases, choices, fetch
         self.now, self.all_of_them = now, all_of_them
         self.sentences: list[str] = []
         self.unswept: dict[str, str] = {}
-        self.regions, self.busy = set(provider.choices.regions), set[str]()
+        self.regions, self.busy = set(choices.regions), set[str]()
 
     def reap(self) -> list[str]:
         """End abandoned launches, and machines past their deadline, in all known regions.
@@ -111,7 +117,7 @@ class Reaper:
             else:
                 says += f"{len(lease.machines)} machines in {lease.region} were ended"
                 await_shutdown(self.api, lease)
-                lease = self.provider.fetched(self.leases.close(lease, self.now, outcome))
+                lease = self.fetch(self.leases.close(lease, self.now, outcome))
                 says += "" if lease.fetched else "; their uploads could not be downloaded yet"
         except OSError as error:
             says += f"; lease.json cannot be written ({error.strerror})"
@@ -129,7 +135,7 @@ class Reaper:
         """
         why: dict[str, str] = {}
         ours = (
-            {"srift:deployment": self.provider.choices.deployment},
+            {"srift:deployment": self.choices.deployment},
             {"srift:controller": self.leases.token},  # also under an earlier deployment name
         )
         try:

@@ -25,10 +25,10 @@ class LaunchSpec:
     """The values that all machines of a launch have in common.
 
     `choices` is the section [ec2] of srift.toml. `subnets` maps a zone to a subnet id. `types` maps
-    the name of an instance type to its description from DescribeInstanceTypes. `image` is the image's description from
-    DescribeImages. `role_id` is the id of the machines' IAM role. `controller` is the random name
-    of the SRIFT_HOME that makes the launch. `deadline_unix` is the Unix time at which the machines
-    must have ended.
+    the name of an instance type to its description from DescribeInstanceTypes. `image` is the
+    image's description from DescribeImages. `role_id` is the id of the machines' IAM role.
+    `controller` is the random name of the SRIFT_HOME that makes the launch. `deadline_unix` is the
+    Unix time at which the machines must have ended.
     """
 
     choices: Ec2
@@ -212,12 +212,12 @@ def shortened(request: Request) -> Request:
 def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFA if the type supports it.
 
-    `kind` is the description of the type, and `security` is the id of the security group. The subnet is left out, because the CreateFleet
-    request has it. EC2 gives no public IP address to a machine with several interfaces. A machine
-    with a public address therefore uses only its first network card. A machine without a public
-    address uses only its first card if that reaches the full network rate. Otherwise the machine
-    has an ordinary interface for IP, and an interface of type "efa-only" on each EFA card, as AWS
-    recommends
+    `kind` is the description of the type, and `security` is the id of the security group. The
+    subnet is left out, because the CreateFleet request has it. EC2 gives no public IP address to a
+    machine with several interfaces. A machine with a public address therefore uses only its first
+    network card. A machine without a public address uses only its first card if that reaches the
+    full network rate. Otherwise the machine has an ordinary interface for IP, and an interface of
+    type "efa-only" on each EFA card, as AWS recommends
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
