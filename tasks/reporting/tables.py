@@ -179,7 +179,7 @@ _PILOTS = """
     batch: {batch}
     seconds: {seconds:.0f}
     usd: {usd:.2g}
-    expected regret after: {after}
+    expected regret after: {after:?}
 """
 
 
