@@ -300,11 +300,11 @@ def _trains(cluster: Cluster, mode: Mode) -> bool:
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Fit a line of seconds by batch size for each profiled (workload, mode, instance type).
+    """Fit seconds as a line in the batch size, for each profiled (workload, mode, instance type).
 
     A line (a, k) means that a device needs a + k b seconds for the forward and backward pass of b
-    samples. A key is left out if fewer than three batch sizes were profiled, or if the fitted k is
-    not above 0.
+    samples. A combination is left out if fewer than three batch sizes were profiled, or if the
+    fitted k is not above 0.
     """
     if not len(profiles):
         return {}

@@ -49,8 +49,8 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    If the group is a cluster size above 1, probes (sweeps of all-reduces) on clusters of this size
-    are also removed from the training data.
+    A split is a way to group runs, such as by cluster size. When a cluster size above 1 is held
+    out, the training data also lack the probes (sweeps of all-reduces) on clusters of this size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = _machines(runs)

@@ -53,7 +53,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the chance of keeping `limit`, and the overshoot, if `used` is known exactly.
+    """Return the chance of staying within `limit`, and the overshoot, for exactly known `used`.
 
     `used` are hours or dollars. The chance is 0 or 1. The overshoot is max(0, log(used / limit)).
     Both have the shape of `used`.

@@ -278,8 +278,8 @@ class StepProcess(GaussianProcess):
     def _points(self) -> tuple[FloatArray, FloatArray]:
         """Return the inputs of the distinct measured points, and the sum of `weights` of each.
 
-        A point is a workload in a mode, on a kind of device, with a batch. Points are far fewer
-        than measured rows, which makes `curves` several times faster.
+        A point is a workload in a mode, on a kind of device, with a batch. There are far fewer
+        points than measured rows, so that `curves` runs several times faster with points.
         """
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)

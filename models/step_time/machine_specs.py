@@ -215,10 +215,10 @@ _RATES = {
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
     """Return the memory bandwidth and the rate of a kind of device at a precision.
 
-    `machines` are the known instance types. A kind without a data sheet gets the stated rate of an
-    instance type of this kind, and a bandwidth in proportion. If it is an accelerator, the
-    confidence is lower. An unknown kind gets the sheet UNKNOWN. A precision without a rate on the
-    data sheet gets the fp32 rate.
+    Without a data sheet, the rate is that of an instance type in `machines` with this device, and
+    the bandwidth is proportional to this rate. The sheet of such an accelerator has a confidence
+    below 1. A device that is not in `machines` either gets the sheet UNKNOWN. If the data sheet has
+    no rate for the precision, its fp32 rate is used.
     """
     table = data_sheets()
     if kind in table.index:

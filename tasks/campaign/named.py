@@ -191,12 +191,12 @@ def _known(case: Case) -> set[str]:
 def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     """Return the runs to measure on `cluster`: missing profiles, and one training run.
 
-    A profile measures compute times on one machine. A profile is missing if the warehouse has none
-    for the instance type in the training run's mode (precision, strategy and switches).
-
     The training run has the setup with the highest predicted throughput. If the model cannot
-    predict the cluster, the run uses the workload's first mode, all devices and the smallest
-    possible global batch.
+    predict the cluster, the run uses the workload's first mode (precision, strategy and switches),
+    all devices and the smallest possible global batch.
+
+    A profile measures compute times on one machine. A profile is missing if the warehouse has none
+    for an instance type of the cluster in the mode of the training run.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.

@@ -206,8 +206,8 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported too. All rows of these workloads are checked.
-    Rows of other workloads are checked only if they are new.
+    workloads: the workloads whose facts are imported together with the rows. All their rows are
+    checked. Of other workloads, only new rows are checked.
     """
     peaks = [
         {

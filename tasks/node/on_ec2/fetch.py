@@ -19,10 +19,10 @@ from ..record import write_file
 
 
 class Fetcher:
-    """Downloads data into the folder `data` of `mailbox`, one S3 address after another.
+    """Downloads data into the folder `data` of `mailbox`, one S3 address at a time.
 
-    `states` maps the digest of each workload's data to a dictionary. Its `state` is FETCHING, READY
-    or FAILED. After a failure, it also has a `reason`. `client` is a boto3 client for S3.
+    `states` maps the digest of each workload's data to a dictionary with the key `state` (FETCHING,
+    READY or FAILED) and, after a failure, the key `reason`. `client` is a boto3 client for S3.
     """
 
     def __init__(self, mailbox: Path, client: Any) -> None:

@@ -20,7 +20,7 @@ class MetadataError(OSError):
 
 
 class Metadata:
-    """A client of this machine's metadata service. Requests have a time limit and are repeated."""
+    """A client of this machine's metadata service. Requests time out and are retried."""
 
     def __init__(self) -> None:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")

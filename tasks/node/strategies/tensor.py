@@ -185,10 +185,10 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer.
 
-    On a grid with one row, layers form pairs, and `opens` is True for the first layer of a pair.
-    The input of the first layer and the output of the second layer have this rank's samples with
-    all their features. Between the two layers, a rank has the samples of all ranks, but only some
-    of their features.
+    The ranks form a grid (grid.py). If the grid has several rows, each rank holds a block of every
+    input and output. If it has one row, consecutive layers form pairs, and `opens` is True for the
+    first layer of a pair. A pair takes and returns this rank's samples with all features. Between
+    its layers, each rank holds the samples of all ranks, but only a slice of the features.
 
     dim: the batch dimension of the inputs.
     arrange: returns a whole weight or bias in the order in which it is divided, with the layer's

@@ -107,8 +107,8 @@ class LocalProvider(LocalMachine, Provider):
         Only launches and hosts of this SRIFT_HOME are ended. A launch is overdue if its deadline
         has passed, and abandoned if the process that made it has died. If `all_of_them` is True,
         every launch is ended. Returns a sentence for each launch that was ended or could not be
-        ended. Raises NotSwept at the end if a lease.json cannot be read. The hosts of this launch
-        then continue to run.
+        ended. If a lease.json cannot be read, the hosts of that launch keep running, and NotSwept
+        is raised after all other launches were handled.
         """
         if not self.store.root.is_dir():
             return []
