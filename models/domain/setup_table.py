@@ -16,6 +16,7 @@ from .suggestions import nearest_names
 from .workload import MODE_COLUMNS, Mode, Setup
 
 Numbers = tuple[int, ...]
+Row = dict[str, Any]
 
 
 @lru_cache(maxsize=65536)  # a million rows name only a few clusters
@@ -141,7 +142,7 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
     return counted
 
 
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: pd.DataFrame) -> list[Row]:
     """Return the frame's rows as dictionaries with text keys."""
     rows: list[dict[Any, Any]] = frame.to_dict("records")
     return rows

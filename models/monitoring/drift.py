@@ -12,14 +12,13 @@ from typing import Any
 import pandas as pd
 from scipy.special import bdtrc
 
-from ..domain.setup_table import column, types_of
+from ..domain.setup_table import Row, column, types_of
 from ..step_time.dataset import TrainingData, valid_runs
 from ..step_time.model import StepTimeModel
 from .cross_validation import predictions_of
 
 Group = tuple[str, ...]  # scope (always "type"), instance type, zone
 Since = Mapping[Group, pd.Timestamp | None]  # the start of the drift of each drifting group
-Row = dict[str, Any]
 
 GROUP = ("scope", "instance_type", "zone")
 _MISSES = 0.1  # expected share of runs outside their 90 % intervals if the model is right

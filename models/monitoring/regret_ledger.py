@@ -15,13 +15,12 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import Pool
-from ..domain.setup_table import mode_of, row_key, rows_of
+from ..domain.setup_table import Row, mode_of, row_key, rows_of
 from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import drawn_hours, expected_hours
 from ..job.job_conditions import STATED, JobConditions
 from ..planner.choice_rule import drawn_meeting, losses, misses
-from ..planner.ranking import Row
 
 _DRAWS = 400  # stratified draws of interruptions
 _QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
+from ..domain.setup_table import Row
 from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
 from ..step_time.machine_specs import computes
@@ -17,8 +18,6 @@ from ..step_time.model import StepTimeModel
 from .batch_split import global_batches
 from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
-
-Row = dict[str, Any]
 
 _SAME = 1e-6  # relative difference below which two amounts are equal
 # A setup counts as measured if it is less than this many doublings away from a measurement. A

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray, to_rounding
+from ..domain.setup_table import Row
 from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
@@ -25,7 +26,7 @@ from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import compared, unproven
 from .explanations import obstacle
-from .ranking import Row, infeasible_row, recommend, summary
+from .ranking import infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
-from ..domain.setup_table import runs_by_key, setup_key
+from ..domain.setup_table import Row, runs_by_key, setup_key
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
 from . import explanations as explain
 from .choice_rule import drawn_meeting, known_meeting, losses, misses
-
-Row = dict[str, Any]
 
 CLUSTERS_COMPARED = 50  # clusters among which p_best and near misses are computed
 _PARTS = ("compute_s", "communication_s", "exposed_communication_s", "input_s")

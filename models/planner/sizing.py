@@ -30,11 +30,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 import pandas as pd
 
-from ..domain.setup_table import machines_of, modes_of, rows_of, types_of
+from ..domain.setup_table import Row, machines_of, modes_of, rows_of, types_of
 from ..domain.workload import Mode
 from ..step_time.dataset import (
     BACKWARD_PART,
@@ -45,7 +44,6 @@ from ..step_time.dataset import (
 )
 from ..step_time.machine_specs import Machine, read_machines
 
-Row = dict[str, Any]
 EFFICIENCIES = {"largest_90": 0.9, "largest_80": 0.8}
 FORMULAS = {
     "efficiency": "T(1) / (G T(G)) at the same global batch",

@@ -17,12 +17,13 @@ import pandas as pd
 import typer
 
 from models.domain.numeric import BoolArray, FloatArray
+from models.domain.setup_table import Row
 from models.domain.workload import Goal, Setup
 from models.job.cost import job_costs
 from models.job.duration import expected_hours
 from models.job.job_conditions import Stated, pools_of
 from models.planner.choice_rule import known_meeting, losses
-from models.planner.ranking import Row, recommend
+from models.planner.ranking import recommend
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.workspace.blas_threads import one_thread
