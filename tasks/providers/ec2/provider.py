@@ -158,9 +158,9 @@ class Ec2Provider(Ec2Market, Provider):
     def _release(self, running: Ec2Cluster) -> str:
         """End the machines and download their uploads.
 
-        Returns the reason why some machines may still run, or "" if all have ended. The thread that exchanges
-        files is joined only after the machines have ended, so that a slow S3 does not keep them
-        running.
+        Returns the reason why some machines may still run, or "" if all have ended. The thread that
+        exchanges files is joined only after the machines have ended, so that a slow S3 does not
+        keep them running.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:
