@@ -12,8 +12,8 @@ from mlflow.server.auth import authenticate_request_basic_auth
 def authenticate() -> Any:
     """Return 403 for a request from another web page, else the result of MLflow's authentication.
 
-    The browser would add the operator's password to such a request. The response has no body,
-    because MLflow lets every page of localhost read responses.
+    A browser adds the operator's password to every request, also to those of other pages. The 403
+    has no body, because MLflow lets every page of localhost read responses.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

@@ -134,11 +134,11 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the Meeting of each setup.
+    """Return the log objective and the Meeting for each setup, run and outcome.
 
     A Meeting has the probability of keeping the goal's limit, and the expected excess over it.
-    `mean` and `variance` describe log step seconds. They have the shape (setups, runs, outcomes) or
-    broadcast to this shape, which is also the shape of the results.
+    `mean` and `variance` of log step seconds must broadcast to (setups, runs, outcomes), which is
+    the shape of the results.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -181,7 +181,7 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
-    """Return how much a run of each of the n setups in `belief` is expected to lower regret.
+    """Return, for each of the n setups in `belief`, how much a run of it would lower regret.
 
     The result is an (n,) array. It is 0 for setups whose position is not in `runs`. Otherwise it is
     the sum over `questions`. A question adds nothing if the run lowers its regret by less than

@@ -81,9 +81,9 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours` if `what` is "hours", else the dollars of jobs that take these hours.
+        """Return `hours` if `what` is "hours", else the dollars that jobs of these hours cost.
 
-        Unknown dollars are NaN.
+        The result is NaN where the dollars are unknown.
         """
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 

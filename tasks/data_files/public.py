@@ -55,9 +55,9 @@ def public_machines() -> list[dict[Any, Any]]:
 def with_public_workloads(workspace: Workspace) -> Workspace:
     """Return a workspace that also has the workloads whose public step times are in use.
 
-    Public step times ship with Srift. They are in use if they were imported, and this installation
-    has neither measurements nor a definition of the workload. If srift.toml has a workload of the
-    same name, the workload of srift.toml is kept. If the provider is not EC2, the workspace is
+    Public step times ship with Srift. They are in use if they were imported, and the
+    warehouse has neither measurements nor another definition of the workload. A workload of
+    srift.toml with the same name takes precedence. If the provider is not EC2, the workspace is
     returned unchanged.
     """
     if workspace.provider.name != PROVIDER:

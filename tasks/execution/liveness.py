@@ -198,7 +198,7 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return the end of an attempt in which `nodes` count as lost because they were too slow.
+    """Return an AttemptEnd that marks `nodes` as lost because they were too slow.
 
     what: the action that they did not complete within `within_s` seconds, such as "start torchrun".
     """

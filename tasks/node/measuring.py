@@ -81,8 +81,8 @@ class Patience:
 
         reference_s: for each machine, the median time in seconds over blocks on its slowest device.
         reference_blocks: the number of blocks.
-        reference_spread: the root mean square, over devices, of a device's standard deviation over
-            blocks divided by its median.
+        reference_spread: the coefficient of variation over blocks (standard deviation / median) of
+            a device, combined over devices as a root mean square.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:

@@ -1,6 +1,6 @@
 """Run one torchrun rank: join the process group, wait for the controller, measure the plan's runs.
 
-The controller is the process that launched the machines. Its plan has items; each item is one
+The controller is the process that launched the machines. Each item of its plan is one
 measurement run. If a workload fails before its first collective, only its run fails. If a rank
 fails inside a collective, torchrun ends, and the controller starts it again without that run.
 """

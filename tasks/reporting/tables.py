@@ -529,7 +529,7 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_check(found: Row) -> None:
-    """Print one line per precision in which the workload trained, then notes."""
+    """Print a line for each precision in which the workload was trained, followed by notes."""
     trained = [
         {**one["figures"], "precision": one["precision"], "batch": found["batch"]}
         for one in found["precisions"]

@@ -18,7 +18,8 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
     """Return a boto3 client for S3.
 
     `endpoint` is the URL of a service that replaces AWS's S3; "" or None means AWS. `attempts` is
-    the number of attempts per request. `timeout_s` limits connecting and each read, in seconds.
+    the number of attempts per request. `timeout_s` is the timeout in seconds of connecting, and of
+    each read.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},

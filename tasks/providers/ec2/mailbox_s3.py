@@ -189,9 +189,9 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     An upload may have at most MOST_BYTES, and its name must match the pattern _NAME. Only records
     and logs are accepted from a machine that has been replaced.
 
-    The `*` in an IAM policy also matches slashes, so that a machine can upload to
-    `<folder of another machine>/out/<its folder>/`. Such an upload is refused, because the name of
-    a machine's folder (the aws:userid) has a colon, and _NAME does not allow colons.
+    The `*` in an IAM policy also matches slashes, so that machine A can upload to
+    `<folder of machine B>/out/<folder of machine A>/`. Such an upload is refused, because the name
+    of a machine's folder (the aws:userid) has a colon, and _NAME does not allow colons.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name
