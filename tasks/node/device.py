@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf  # BatchEncoding
 
-    return tree_map(move, value)
+    return value if device.type == "cpu" else tree_map(move, value)
 
 
 def usable(device: torch.device) -> bool:
@@ -100,5 +101,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)

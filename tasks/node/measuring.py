@@ -128,10 +128,14 @@ class Patience:
 def processor_ticks() -> tuple[float, float]:
     """Return (stolen, wanted) CPU ticks of this machine since boot.
 
-    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks.
+    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks. Both
+    counts are 0 if the kernel does not count stolen ticks.
     """
-    words = _STAT.read_text().split("\n", 1)[0].split()
-    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
+    try:
+        words = _STAT.read_text().split("\n", 1)[0].split()
+        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
+    except (OSError, ValueError):
+        return 0.0, 0.0
     return stolen, user + nice + system + interrupts + soft + stolen
 
 

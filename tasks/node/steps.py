@@ -31,7 +31,7 @@ from .loader import running
 from .measuring import NotMeasured, Patience, meet
 from .record import Item
 from .strategies import apply_strategy
-from .strategies.refusals import ALWAYS_COMMUNICATE
+from .strategies.refusals import ALWAYS_COMMUNICATE, refuse
 from .strategies.replicas import no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
@@ -84,6 +84,7 @@ class TimedSteps:
     group: Group
     patience: Patience
     losses: list[float] = field(default_factory=list)  # one loss per step that communicated
+    elapsed_s: float = 0.0  # seconds of all kept blocks, with barriers and starts of loader workers
 
     @property
     def workers(self) -> int:
@@ -126,7 +127,7 @@ class TimedSteps:
         clock_s = partial(now, self.built.device)
 
         def measure() -> list[list[list[float]]]:
-            times = []
+            times, started = [], clock_s()
             meet(self.group)
             with running(self.built.loader):
                 for _ in range(count):
@@ -135,9 +136,11 @@ class TimedSteps:
                     times.append([clock_s() - before, self.built.waited_s - waited])
                     if sync:
                         self.losses.append(loss)
-            return of_ranks(times, self.group)
+            return of_ranks([[clock_s() - started, 0.0], *times], self.group)
 
-        return torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
+        found = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
+        self.elapsed_s += float(found[:, 0, 0].max())
+        return found[:, 1:]
 
     def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
         """Time blocks of steps until the step time is precise (see `measuring.next_block`).
@@ -149,7 +152,7 @@ class TimedSteps:
         waits: list[float] = []
         least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
         while count := measuring.next_block(
-            seconds, least=least, most=most, left_s=item.most_s - sum(seconds)
+            seconds, least=least, most=most, left_s=item.most_s - self.elapsed_s
         ):
             slowest = self.block(self._rounds(count)).amax(dim=0)
             seconds += slowest[:, 0].tolist()
@@ -181,7 +184,9 @@ def _prepared(
     fraction of the global batch on this rank.
     """
     module = built.model
-    if group is not None:
+    if group is None:
+        refuse(item, built.device)
+    else:
         module = apply_strategy(item, built.model, built.optimizer, group, built.device)
         if item.strategy in ALWAYS_COMMUNICATE:
             reset_peak(built.device)  # before sharding, each rank held the whole model

@@ -32,7 +32,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
-from torch.nn.utils import parameters_to_vector
 
 from .messages import completed, exchange
 
@@ -98,7 +97,7 @@ class Changes:
         self.is_due, self.before = False, None
 
     def _flat(self) -> Tensor:
-        return _at_least_float32(parameters_to_vector(self.weights).detach())
+        return _at_least_float32(torch.cat([weight.detach().flatten() for weight in self.weights]))
 
 
 def leave_gradients(
