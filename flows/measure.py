@@ -91,8 +91,8 @@ def measure_named(
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
+        launches = launches_for(case, wish)
         tally = Tally.of(workspace, max_usd, refresh_id)
-        launches = launches_for(case, wish, tally)
         made = _serve(workspace, affordable(workspace, launches, tally), tally)
     runs = outcomes(case, made)
     return {"refresh_id": refresh_id, "runs": runs, "spent": tally.summary()}

@@ -50,7 +50,7 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
         launches = list_of(workspace, offers, tally)
     else:
         case = case_of(workspace, load_champion(workspace.home, provider), wish, offers)
-        launches = launches_for(case, wish, tally)
+        launches = launches_for(case, wish)
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
     with workspace.warehouse.read():  # each launch reads the spent dollars: open the file once

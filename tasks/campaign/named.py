@@ -34,8 +34,6 @@ from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace
-from .budget import Tally
-from .campaign import list_of
 
 Row = dict[str, Any]
 _STEP = ("step_s", "step_low_s", "step_high_s")
@@ -120,26 +118,20 @@ def case_of(
         return Case.of(workspace, champion, workload, offers, measured)
 
 
-def launches_for(case: Case, wish: Wish, tally: Tally) -> list[PlannedLaunch]:
+def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
     If Srift chooses the runs and none would improve the recommendation for a goal, the reason is
-    printed. For a workload that cannot be predicted, Srift chooses the first runs that a refresh
-    would make, such as profiles.
+    printed.
 
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
     """
     with one_thread():
-        costs = case.experience.costs
-        if wish.clusters:
-            clusters = clusters_of(case.workspace, wish, case.offers)
-            return [launch_of(one, _runs_on(case, one), costs) for one in clusters]
-        if case.known:
+        if not wish.clusters:
             return _pilots(case, wish.pilots)
-        others = case.workspace.settings.workloads.keys() - {wish.workload}
-        first = list_of(case.workspace.without(others), case.offers, tally)[:1]
-        return [launch_of(one.cluster, one.items[: wish.pilots], costs) for one in first]
+        clusters = clusters_of(case.workspace, wish, case.offers)
+        return [launch_of(one, _runs_on(case, one), case.experience.costs) for one in clusters]
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
@@ -256,7 +248,10 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            reporter().say(f"{case.workload.name}, {goal.goal}: {pilots['reason']}")
+            why = pilots["reason"] or "a few runs would not settle the choice"
+            if pilots["settled"]:
+                why = "the choice is settled, so that no run is needed"
+            reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
         for row in pilots["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}")

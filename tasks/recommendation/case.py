@@ -155,7 +155,7 @@ class Case:
         top: maximum number of clusters for each goal.
         """
         if self.model is None or not self.known:
-            return partial(planner.nothing, self.workload, unpredictable(self), "unknown")
+            return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
         supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
         return partial(
             planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED
@@ -297,7 +297,7 @@ def _caution(case: Case) -> str:
     return as_caution(f"model version {champion.version}: {error}") if error else ""
 
 
-def unpredictable(case: Case) -> str:
+def _unpredictable(case: Case) -> str:
     """Return the reason why no step time can be predicted, and the command that would help."""
     name = case.workspace.provider.name
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"

@@ -8,8 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.candidates import training_run, type_names
+from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
 from models.campaign.pilots import choose_pilots
+from models.campaign.run_value import Past
+from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
@@ -21,10 +23,11 @@ from models.planner.enumeration import sold_together
 from models.planner.explanations import amount, named
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
+from warehouse import reads
 
-from ..reporting.tables import expected_loss
+from ..reporting.tables import share
 from ..workspace.workspace import Workspace, refresh_command
-from .case import SEED, Case, Row, comparable, contending, supply_of, unpredictable
+from .case import SEED, Case, Row, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
@@ -43,14 +46,19 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     Regret is the loss from choosing a setup that is not the best. It is a difference of natural
     logs of the goal's objective (hours or dollars). Keys of the result:
 
+        settled: True if the expected regret is below SETTLED, so that no run is needed. None if
+            runs would hardly reduce the regret, or if `reason` is not empty. Otherwise False.
         regret: the expected regret of choosing now, or None if it is unknown.
-        runs: at most `count` runs. Each is a dictionary with its setup, and the billed `seconds`
-            and `usd` of a launch with this run alone. `planned` is a pair of the cluster and the
-            PlannedRun. `regret_after` is the expected regret after this run and those before it.
-        reason: why no run is needed or would help, else "". For example, the first run would cost
-            more than a better choice is expected to save.
+        runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
+            `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
+            regret after this run and the runs before it.
+        reason: why no run is suggested, else "". For example, the first run would cost more than a
+            better choice is expected to save.
 
     buyable: offers of machines to measure on. Only those that `for_sale` returns are used.
+
+    If the workload cannot be predicted yet, the result has the runs that a refresh would make.
+    Profiles (measurements of compute time on one machine) come first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -59,7 +67,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         command = refresh_command(case.workspace.provider.name, "0")
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
-        return _no_runs(unpredictable(case))
+        return _profiles(case, sold, count)
     return _pilots(case, case.model, plan, sold, count)
 
 
@@ -79,8 +87,8 @@ def measure_first(row: Row, pilots: Found) -> Row:
         return row
     run = runs[0]
     reason = (
-        f"measure {named(run)} for {amount(run['usd'], 'usd')} first: {expected_loss(regret)};"
-        f" {row['reason']}"
+        f"measure {named(run)} for {amount(run['usd'], 'usd')} first: choosing now is expected to"
+        f" be {share(regret)} worse than the best choice; {row['reason']}"
     )
     return row | {"status": "measure_first", "reason": reason}
 
@@ -103,7 +111,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
 def _no_runs(why: str) -> Found:
     """Return the result of `pilots_for` if no run can be suggested. `why` is the reason."""
     reason = f"no measurement can be suggested: {why}"
-    return {"regret": None, "runs": [], "reason": reason}
+    return {"settled": None, "regret": None, "runs": [], "reason": reason}
 
 
 def _pilots(
@@ -126,36 +134,24 @@ def _pilots(
         return _no_runs(first["reason"])
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
-    settled = not found.chosen or found.regret < SETTLED
-    reason = f"settled: {expected_loss(found.regret)}" if settled else ""
-    answer: Found = {"regret": found.regret, "runs": [], "reason": reason}
+    answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
     if not found.chosen:
         return answer
+    settled = found.regret < SETTLED
     if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
-        reason = f"open: {expected_loss(found.regret)}; a few runs would not settle the choice"
-        return answer | {"reason": reason}
+        return answer | {"settled": None}
     costs, runs = case.experience.costs, []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, step_s in enumerate(map(float, seconds)):
         setup = candidates[found.chosen[place]]
-        run, cluster = training_run(setup, step_s, costs), setup.cluster
-        billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))  # of this run alone
-        row: Found = {
-            "kind": run.kind,
-            **run.row(),
-            "market": cluster.market,
-            "seconds": billed_s,
-            "usd": billed_s * (cluster.total_usd_per_hour or 0.0) / 3600,
-            "planned": (cluster, run),
-            "regret_after": found.after[place],
-        }
-        del row["workload"]
-        runs.append(row)
+        run_s = costs.run_s(step_s) + prior_s(setup.mode)
+        run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
+        runs.append(run | {"regret_after": found.after[place]})
     saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
-        return answer | {"reason": f"{reason} {amount(saved_usd, 'usd')}"}
-    return answer | {"runs": runs}
+        return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
+    return answer | {"settled": settled, "runs": runs}
 
 
 def _candidates(
@@ -209,3 +205,58 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
         cluster = Cluster(members=tuple(group[name] for name in names))
         if not supply.fits(cluster):
             yield replace(setup, cluster=cluster)
+
+
+def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
+    """Return the entry of `run` in the list `runs` that `pilots_for` returns.
+
+    `run_s` is the duration of the run on `cluster`. `seconds` and `usd` of the entry are the billed
+    time and the cost of a launch with this run alone.
+    """
+    seconds, row = costs.billed_s(run_s), run.row()
+    del row["workload"]
+    return {
+        "kind": run.kind,
+        **row,
+        "market": cluster.market,
+        "seconds": seconds,
+        "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600,
+        "planned": (cluster, run),
+    }
+
+
+def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
+    """Return the result of `pilots_for` for a workload that the model cannot predict.
+
+    It suggests at most `count` of the runs that the next refresh would make. Profiles (measurements
+    of compute time on one machine) come first.
+    """
+    workspace, costs = case.workspace, case.experience.costs
+    if case.workload.name not in {one.name for one in workspace.measurable}:
+        return _no_runs("the speed of this workload is unknown; import its flops_per_sample"
+                        " or measurements with `srift import FILE`")  # fmt: skip
+    frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
+    settings = workspace.settings.campaign
+    campaign = CampaignLimits(
+        max_usd=float("inf"),
+        max_seconds=workspace.max_minutes * 60,
+        max_hosts=settings.max_hosts,
+        fits=workspace.provider.launches,
+        market=sold[0].market,
+        costs=costs,
+    )
+    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
+    items = [
+        (Cluster(members=tuple(launch.cluster.members[node] for node in run.nodes)), run)
+        for launch in shopping_list(campaign, [case.workload], sold, past)
+        for run in launch.items
+        if run.kind != "probe"
+    ]
+    items.sort(key=lambda pair: pair[1].kind != "profile")
+    runs = [
+        _billed(run, cluster, run.est_s, costs) | {"regret_after": None}
+        for cluster, run in items[:count]
+    ]
+    if not runs:
+        return _no_runs("a run on any machine on offer would show nothing new")
+    return {"settled": False, "regret": None, "runs": runs, "reason": ""}

@@ -179,7 +179,7 @@ _PILOTS = """
     batch: {batch}
     seconds: {seconds:.0f}
     usd: {usd:.2g}
-    expected regret after: {after:?}
+    expected regret after: {regret_after:?}
 """
 
 
@@ -240,17 +240,26 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 def _print_pilots(pilots: Row) -> None:
     """Print the result of `pilots_for`: the suggested runs, or why no run is suggested."""
+    runs, regret = pilots["runs"], pilots["regret"]
+    loss = (
+        "the workload was never measured in its present definition"
+        if regret is None
+        else f"choosing now is expected to be {share(regret)} worse than the best choice"
+    )
     if pilots["reason"]:
         _print(f"\n{pilots['reason']}")
-        return
-    runs = [_described(run) | {"after": share(run["regret_after"])} for run in pilots["runs"]]
-    usd = sum(run["usd"] for run in runs)
-    title = f"open: {expected_loss(pilots['regret'])}; these {len(runs)} runs are the most"
-    _print_table(runs, _PILOTS, f"{title} informative and cost ${usd:.2g}")
-
-
-def expected_loss(regret: float) -> str:
-    return f"choosing now is expected to be {share(regret)} worse than the best choice"
+    elif pilots["settled"] is None:
+        _print(f"\nopen: {loss}; a few runs would not settle the choice")
+    elif pilots["settled"]:
+        _print(f"\nsettled: {loss}")
+    else:
+        usd = sum(run["usd"] for run in runs)
+        title = f"open: {loss}; these {len(runs)} runs are the most informative and cost ${usd:.2g}"
+        shown = [_described(run) for run in runs]
+        for run in shown:
+            if run["regret_after"] is not None:
+                run["regret_after"] = share(run["regret_after"])
+        _print_table(shown, _PILOTS, title)
 
 
 def share(regret: float) -> str:
