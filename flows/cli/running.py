@@ -134,10 +134,9 @@ def reap(
         ended = reap_now(provider)
     except NotSwept as error:
         body = {"ended": error.done, "not_swept": error.unswept}
-        show(as_json, body, "")
+        show(as_json, body, "\n".join(error.done))
         raise
-    nothing = "" if ended else "nothing was left running"
-    show(as_json, {"ended": ended, "not_swept": {}}, nothing)
+    show(as_json, {"ended": ended, "not_swept": {}}, "\n".join(ended) or "nothing was left running")
 
 
 @app.command()
