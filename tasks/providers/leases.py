@@ -126,6 +126,7 @@ class LeaseFolder(Generic[L]):
                 lease,
                 mailbox=self.mailbox(lease_id),
                 controller_alive=self._controller_alive(lease_id),
+                problem="",
             )
         except (FileNotFoundError, NotADirectoryError):
             return None

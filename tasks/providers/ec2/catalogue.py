@@ -36,12 +36,15 @@ def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if it runs or may run.
 
     `image` is the SSM parameter that names the image. Which GPU families it supports is known for
-    AWS's Deep Learning AMIs with PyTorch alone.
+    AWS's Deep Learning AMIs with PyTorch alone. Those with PyTorch before 2.10 do not support g6f
+    and gr6f.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
     known = image.startswith(_IMAGE) and kind.device != "cpu"
-    if not known or family(kind.name) in IMAGE_FAMILIES:
+    before_2_10 = re.match(r"2\.\d-", image.removeprefix(_IMAGE))
+    families = IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
+    if not known or family(kind.name) in families:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 

@@ -6,6 +6,7 @@ If the process that made a launch has crashed, Srift finds the processes of the 
 PYTHONPATH. It finds all hosts on this computer, also those of other users, by their marks.
 """
 
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,4 +81,15 @@ def end(processes: Collection[psutil.Process]) -> list[psutil.Process]:
         with suppress(psutil.Error):
             process.kill()
             killed.append(process)
-    return psutil.wait_procs(killed, timeout=_ENDED_S)[0]
+    until = time.monotonic() + _ENDED_S
+    while not all(map(_has_ended, killed)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return list(filter(_has_ended, killed))
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Return True if `process` is gone, or a zombie that its parent has not yet waited for."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -127,7 +127,7 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path, name):
 def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sleeper):
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     first, second = local.reap(NOW + timedelta(minutes=10))
-    assert "1 processes" in first and "0 processes" in second and not sleeper.is_running()
+    assert "1 processes" in first and "0 processes" in second and sleeper.status() == "zombie"
     assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
