@@ -137,7 +137,7 @@ class Ec2Lease(Lease):
         return replace(self, machines=tuple(by_id.values()))
 
     def usd_until(self, now: datetime) -> float:
-        """Return the cost of all machines and their downloads in dollars until `now`.
+        """Return the dollars that all machines and their downloads have cost until `now`.
 
         Machines of failed launch attempts count. EC2 bills each machine for at least
         LEAST_BILLED_S seconds.

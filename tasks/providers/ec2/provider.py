@@ -29,7 +29,7 @@ NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bu
 
 
 class Ec2Provider(Ec2Market, Provider):
-    """Launches machines in the regions of [ec2], and keeps their leases in `home`/leases-ec2.
+    """Launches machines in the regions of srift.toml, with leases in `home`/leases-ec2.
 
     A lease is the record of one launch. `node_package` is the folder with the code that machines
     run. If `threaded` is False, no thread exchanges files with S3, and the caller must call

@@ -128,7 +128,8 @@ class Host:
 
     def end(self) -> None:
         """Kill the host's first processes. Its namespaces disappear with them."""
-        end([psutil.Process(self.process.pid), self.inner])
+        self.process.kill()
+        end([self.inner])
 
 
 class HostNetwork:

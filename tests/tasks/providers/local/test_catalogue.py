@@ -1,16 +1,18 @@
 """What is on offer, what fits, and the reasons given for the rest."""
 
 import math
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from models.domain.cluster import Cluster
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import CpuShares
-from tasks.providers.local.network import Isolation
+from tasks.providers.local.network import Host, Isolation
 from tasks.providers.local.settings import LocalInstanceType
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -82,3 +84,9 @@ def test_without_namespaces_one_host_fits_and_the_user_is_warned():
     assert bare.fits(of(bare, "part")) == ""
     assert "network" in bare.fits(of(bare, "part", "part"))
     assert "Operation not permitted" in bare.limits()[0]
+
+
+def test_a_host_whose_process_has_gone_is_ended_without_an_error():
+    with subprocess.Popen(["true"]) as process:
+        host = Host(process, psutil.Process(process.pid))
+    host.end()
