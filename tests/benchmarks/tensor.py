@@ -207,7 +207,7 @@ def main(write: Write = False) -> None:
     for one, other, ranks, width in CROSSINGS:
         at, predicted = crossing(one, other, ranks, width)
         away = at / predicted - 1
-        claim = f"rows from which {other} beats {one}, {ranks} ranks, {width} features"
+        claim = f"crossing {one}, {other}, {ranks} ranks, width {width}"
         result = f"{at:.0f}, predicted {predicted:.0f}"
         claims.append(Claim(claim, "20 % off", result, abs(away) <= 0.2))
     width, rows = DOMINATED
@@ -216,7 +216,7 @@ def main(write: Write = False) -> None:
     show("steps where activations weigh more than weights", table)
     seconds = table.set_index("strategy")["step_s"]
     times = float(seconds[TENSOR_2D] / seconds[TENSOR_25D])
-    claim = "tensor-2.5d over tensor-2d where activations dominate"
+    claim = "tensor-2.5d over tensor-2d, large activations"
     claims.append(Claim(claim, "1.45 times", f"{times:.2f} times", times >= 1.45))
     report("tensor", claims, write=write)
 
