@@ -12,8 +12,9 @@ from mlflow.server.auth import authenticate_request_basic_auth
 def authenticate() -> Any:
     """Return 403 for a request from another web page, else the result of MLflow's authentication.
 
-    A browser adds the operator's password to every request, also to those of other pages. The 403
-    has no body, because MLflow lets every page of localhost read responses.
+    A browser sends the operator's password with every request to MLflow, even if another web page
+    makes the request. The 403 response has no body, because MLflow lets every page on localhost
+    read its responses.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

@@ -211,7 +211,10 @@ class Service:
         for child in reversed(self.children):
             say(f"ending {child.name}")
             if killed := child.end():
-                say(f"{killed} processes were killed; run `srift reap` to end their machines")
+                say(
+                    f"{killed} processes were killed. Their machines may still run; run"
+                    " `srift reap` to end them."
+                )
 
 
 def settle(client: SyncPrefectClient) -> None:
@@ -236,7 +239,7 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 @contextmanager
 def serving(service: Service, prefect_file: Path) -> Iterator[None]:
-    """Start the servers and the worker, run the `with` block, and end them in reverse order.
+    """Start the servers and the worker, run the `with` block, and end all processes.
 
     Raises UpError if a process does not start or a `prefect` command fails.
     """

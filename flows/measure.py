@@ -64,11 +64,14 @@ def measure_named(
 
     If `wish` names no clusters, the workload is measured on its most informative clusters. The
     dollar and time caps of a refresh apply.
+
     Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (the
     return value of the flow `measure`).
-    Raises SettingsError if a name is unknown or `max_usd` is 0, Busy if a refresh is already
-    running in this SRIFT_HOME, and ProviderError if the workload's requirements cannot be
-    installed.
+
+    Raises:
+        SettingsError: if a name is unknown, or if `max_usd` is 0.
+        Busy: if a refresh is already running in this SRIFT_HOME.
+        ProviderError: if the Python requirements of the workload cannot be installed.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:

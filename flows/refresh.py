@@ -91,8 +91,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    `reap` fails if it could not check a region or a lease (the record of a launch). Raises NotSwept
-    in that case if the refresh may spend money, and prints a note otherwise.
+    `reap` fails if it cannot check a region or a lease (the record of a launch). Then a refresh
+    that may spend money raises NotSwept. Any other refresh prints a note and continues.
     """
     try:
         reap(provider)
