@@ -1,1 +1,1 @@
-"""Arithmetic on values and frames: no cloud, clock, disk or global random state."""
+"""Compute on values and data frames, without network, clock, disk or global random state."""

@@ -1,1 +1,1 @@
-"""Choose the measurements to buy next: the value of information, pilots and the budget."""
+"""Choose which measurements to buy next, and decide if the budget permits them."""

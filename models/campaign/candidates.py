@@ -140,10 +140,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the distinct sub-clusters of a cluster of machines with the instance types `names`.
+    """Return the sub-clusters of a cluster, as {instance types: positions of the machines}.
 
-    A sub-cluster is a subset of the machines. A key of the result has the instance types of a
-    sub-cluster. Its value has the positions of the first machines that form the sub-cluster.
+    A sub-cluster is a subset of the machines, whose instance types are `names`. Subsets with the
+    same instance types count as one sub-cluster, with the positions of the first subset.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -209,8 +209,8 @@ def learning_runs(
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
     There is a run for each of the two modes and each seed, on both machines of `pair`. The list is
-    empty if the machines cannot train in `mode`, or if they have more devices than the minimum
-    global batch has samples.
+    empty if the machines cannot train in `mode`. It is also empty if the minimum global batch has
+    fewer samples than the two machines have devices.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -245,13 +245,13 @@ def training_runs(
     """Return the training runs of every workload on every cluster, by setup.
 
     A workload is measured in all its modes and with several global batches: its minimum, doublings
-    of the minimum, and its maximum. For variety, it is also measured with half the minimum, and
-    with two accumulation steps. Unequal machines share the batch so that they finish together.
-    Their speeds come from `profiles`, or from their numbers of cores if a profile is missing. A
-    machine with several devices is also measured with one device, which shows how much devices slow
-    each other down.
+    of the minimum, and its maximum. Further runs use half the minimum, or two accumulation steps.
+    Unequal machines share the batch so that they finish together. Their speeds come from
+    `profiles`, or from their numbers of cores if a profile is missing. A machine with several
+    devices is also measured with one device: the difference shows how much devices slow each other
+    down.
 
-    `model` predicts the step times from which the durations of the runs are estimated. Without a
+    The durations of the runs are estimated from step times that `model` predicts. Without a
     prediction, a rough estimate is used.
     """
     lines = profiled_lines(profiles)

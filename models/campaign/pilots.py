@@ -6,9 +6,9 @@ expected log step time of setup c:
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
 Pilots are chosen one after another. Regret is the loss of the chosen setup minus the lowest loss of
-all setups. `planner/choice_rule.py` defines the loss, a log of the objective plus a penalty for
-exceeding the limit. Here, the penalty applies even if the goal states `p_required`, the required
-probability of keeping its limit.
+all setups. The loss is the log of the objective plus a penalty for exceeding the limit
+(`planner/choice_rule.py`). The planner omits the penalty for a goal that requires a probability of
+keeping its limit (`p_required`). This module always includes the penalty.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,15 +3,20 @@
     value = 100 x expected decrease of regret    if the model can predict the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
-A run has four features f: its cluster, and its workload and mode combined with its cluster, with
-its numbers of machines and of instance types, and with its batch. n_f is the number of measured and
-planned runs with the same feature. A model can predict a run if it was trained on the run's
-workload and mode, and knows the run's instance types. `value_of_information.py` computes the
-decrease of regret (the loss from a wrong choice).
+n_f is the number of measured and planned runs with the feature f. A run has four features:
+
+- its cluster
+- its workload, mode and cluster
+- its workload, mode, number of machines and number of instance types
+- its workload, mode, global batch and number of accumulation steps
+
+A model can predict a run if it was trained on the run's workload and mode, and knows the run's
+instance types. Regret is the loss from a wrong choice; `value_of_information.py` computes its
+decrease.
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
 share of its information that the planned runs already provide. After each planned launch, the
-distribution of step times is conditioned on the planned runs and all values are computed again.
+distribution of step times is conditioned on the planned runs. Then all values are computed again.
 """
 
 from __future__ import annotations
@@ -46,9 +51,9 @@ _MOST_FRESH = 300  # at most this many runs outside the model's training data up
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    Runs measured up to `stale_before` do not count. `drifting` maps each drifting instance type to
-    the time of the newest run with which the drift was found. Runs on this type up to this time do
-    not count either.
+    Runs measured up to `stale_before` do not count. An instance type drifts if too many of its new
+    runs lie outside their predicted intervals. `drifting` has the drifting types, as {name: time of
+    the newest run tested for drift}. Runs on a drifting type up to this time do not count either.
     """
 
     runs: pd.DataFrame
@@ -96,8 +101,8 @@ class Knowledge:
 
     Attributes:
         done: the keys (see `_identity`) of runs that are not bought again.
-        doubted: instance types that drift or have only stale runs. The model's predictions for
-            these types are not used.
+        doubted: instance types that drift (too many new runs lie outside their predicted intervals)
+            or have only stale runs. The model's predictions for these types are not used.
         seen: the number of measured and planned runs with each feature, such as a cluster or a
             workload with a batch (see the module's docstring).
         model: the predictions of the model in use; None if there is no model.
@@ -182,7 +187,12 @@ class Knowledge:
         return not is_done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
-        """Return the value of a training run, as the module's docstring defines it."""
+        """Return the value of a training run.
+
+        If the model can predict `run`, the value is 100 times the expected decrease of regret (the
+        loss from a wrong choice). Otherwise the value decreases with the number of similar
+        runs that were measured or planned.
+        """
         saved = self.saves(run)
         if saved is None:
             return sum(1 / (1 + self.seen[feature]) for feature in _features(run.key))
@@ -204,7 +214,7 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Compute the values of the runs of `workloads` again, given the runs planned since.
 
-        A run with the value 0 keeps it, because planned runs only lower values.
+        Runs with the value 0 are skipped, because planned runs never raise a value.
         """
         for name in self.values.keys() & set(workloads):
             old = self.values[name]

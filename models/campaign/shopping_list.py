@@ -2,10 +2,9 @@
 
 A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
 launch acquires a cluster and measures several runs on it. The first launches profile every workload
-on every instance type, with as few launches as possible. Each later launch is the launch with the
-highest ratio of value (`run_value.py`) to the share of the caps that it uses. Runs are added to a
-launch until the next run would lower the launch's value per second. Planning stops when no run has
-any value.
+on every instance type, with as few launches as possible. Each later launch has the highest value
+(`run_value.py`) for its share of the caps. Runs are added to a launch until the next run would
+lower the launch's value per second. Planning stops when every remaining run has the value 0.
 """
 
 from __future__ import annotations
@@ -278,8 +277,8 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest ratio of value to the share of the caps that it uses. It starts
-    with probes and `profiles` that `known` lacks, followed by the most valuable training `runs`.
+    The best launch has the highest value for its share of the caps. It starts with the probes and
+    `profiles` that were neither measured nor planned. The most valuable training `runs` follow.
     Returns None if every run that fits the caps has the value 0.
     """
     costs = limits.costs
@@ -318,14 +317,12 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for one launch, and their value per billed second.
 
-    The launch lasts at most `most_s` seconds. `valued` has (value, run) pairs of training runs, by
-    the instance types of the run's machines. The launch starts with the runs in `first` that fit.
-    Training runs on subsets of the machines of `cluster` are then added, those with the highest
-    value per second first. This stops when the next run would lower the total value of the training
-    runs per billed second. A run that fits within the minimum billed time costs nothing and is
-    always added. Adding a run can only lower the values of other runs, so a heap recomputes values
-    lazily.
+    The launch starts with the runs in `first` that fit into `most_s` seconds. Then training runs on
+    subsets of the machines are added, the highest value per second first. Adding stops at the run
+    that would lower the total value of the training runs per billed second. A run that fits within
+    the minimum billed time costs nothing, so it is always added.
 
+    `valued` has (value, run) pairs of training runs, by the instance types of the run's machines.
     Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """
     schedule, trial = Schedule(cluster), known.copy()
@@ -339,6 +336,7 @@ def _fill(
     first_s = schedule.seconds
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
+    # Adding a run can only lower the values of other runs, so the heap recomputes values lazily.
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
     trains: list[PlannedRun] = []

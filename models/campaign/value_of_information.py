@@ -4,10 +4,11 @@
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
-`planner/choice_rule.py` defines the choice and its loss. Here, the loss that a run saves always
-includes the penalty for exceeding a limit, even if the goal states `p_required`. Regret is the
-loss of the choice minus the loss of the unknown best setup. A run does not change the loss of the
-best setup, so regret and loss decrease by the same amount (Frazier, Powell and Dayanik 2009).
+`planner/choice_rule.py` defines the choice and its loss. The planner omits the penalty for
+exceeding a limit if the goal requires a probability of keeping the limit (`p_required`). The loss
+that a run saves always includes the penalty. Regret is the loss of the choice minus the loss of the
+unknown best setup. A run does not change the loss of the best setup, so regret and loss decrease by
+the same amount (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Belief:
     def given(self, place: int, log_step: float | FloatArray | None = None) -> Belief:
         """Return the distribution after a run of the setup at position `place`.
 
-        `log_step` is the measured log step time. If it is None, only the covariance changes. For
-        several draws of the measurement, `log_step` is a (draws,) array and `mean` is (n, draws).
+        `log_step` is the measured log step time. If it is None, only the covariance changes. It may
+        be a (draws,) array of possible measurements. Then `mean` of the result is (n, draws).
         """
         across = self.covariance[:, place]
         total = self.outcome_sd[place] ** 2
@@ -134,11 +135,11 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the Meeting for each setup, run and outcome.
+    """Return the log objective and the Meeting for each setup, run and outcome of the run.
 
-    A Meeting has the probability of keeping the goal's limit, and the expected excess over it.
-    `mean` and `variance` of log step seconds must broadcast to (setups, runs, outcomes), which is
-    the shape of the results.
+    An outcome is a possible measurement. A Meeting has the probability of keeping the goal's limit,
+    and the expected excess over the limit. `mean` and `variance` are those of log step seconds.
+    They must broadcast to (setups, runs, outcomes), the shape of the results.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -156,9 +157,10 @@ def judged(
 ) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the Meeting of each setup of `question`, for several draws.
 
-    `aim_and_meeting` describes both. `mean` is (n, draws): drawn means of the log step seconds of
-    the n setups of a `Belief`. `variance` is (n,): the variance of the log step seconds around the
-    mean. Results have the shape (setups of the question, 1, draws).
+    A Meeting has the probability of keeping the goal's limit, and the expected excess over the
+    limit. `mean` (n, draws) has drawn means of the log step seconds of all n setups of a `Belief`.
+    `variance` (n,) is the variance around these means. Both results have the shape (setups of
+    `question`, 1, draws).
     """
     places = question.places
     return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])

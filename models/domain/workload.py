@@ -191,8 +191,8 @@ class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
     `hours` is a deadline and `usd` a budget. `p_required` is the probability with which the limit
-    must be met. If `p_required` is None, a setup may exceed the limit at a penalty: each 1 %
-    over the limit counts as if its hours or dollars were `overshoot_price` % higher.
+    must be met. If `p_required` is None, a setup may exceed the limit at a penalty. Exceeding the
+    limit by 1 % is then as bad as an objective that is `overshoot_price` % higher.
     """
 
     goal: str
@@ -213,7 +213,7 @@ class Goal:
 
     @property
     def used(self) -> str:
-        """Return the quantity that is compared with the limit; the objective if there is none."""
+        """Return the quantity that has a limit; the quantity to minimise if there is no limit."""
         return self.constraint or self.objective
 
     @property
@@ -299,5 +299,5 @@ class Setup:
 
 
 def joined(numbers: tuple[int, ...]) -> str:
-    """Join numbers by `+`: (8, 4) gives `8+4`. If all are equal, return one: (8, 8) gives `8`."""
+    """Join numbers by `+`: (8, 4) gives `8+4`. Equal numbers are written once: (8, 8) gives `8`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

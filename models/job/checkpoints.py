@@ -1,12 +1,12 @@
 """Model the seconds to write or read a checkpoint, from its bytes and the instance type.
 
-    seconds = (3.6 s + 0.02 s/MB) exp(mu + u_type + b (x - mean x) + noise)
+    line    = 3.6 s + 0.02 s/MB x size;  x = log line
+    seconds = line exp(mu + u_type + b (x - mean x) + noise)
 
-The first factor is a line that CM-DARE [Li et al. 2020] measured on the storage of another cloud. x
-is the log of this factor. The two numbers of the line are not fitted, because measurements of a few
-workloads do not determine both. Measurements do show the distance from the line (mu), how it
-differs between instance types (u_type), and whether it grows with the size of the checkpoint (b).
-mu, u_type and b have normal priors around 0.
+CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. Its two constants are
+not fitted, because the checkpoints of a few workloads do not determine both. Three corrections are
+fitted, with normal priors around 0: mu for all checkpoints, u_type for each instance type, and b
+for the size of the checkpoint.
 """
 
 from collections.abc import Sequence

@@ -165,11 +165,11 @@ def drawn_hours(
     `work_hours` (clusters, draws) are drawn hours of training steps. `expected_work_hours`
     (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here.
 
-    The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1,
-    for the uncertainty of the estimated hazard and for bunches of interruptions. The first has the
-    variance `doubt`. The second has the variance `bunching x (1 + passing(expected_work_hours))`
-    (see `passing` in interruption_rates.py), which is smaller for long jobs. `doubt` and `bunching`
-    are fields of `conditions`.
+    The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1:
+
+    - one for the uncertainty of the estimated hazard, with the variance `conditions.doubt`
+    - one for bunches of interruptions, with the variance
+      `conditions.bunching` x (1 + passing(expected_work_hours)); see interruption_rates.py
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """

@@ -7,9 +7,9 @@
 
 Rates are interruptions per machine-hour: m_type of an instance type, lambda_zone of the type in a
 zone. EC2's Spot Advisor publishes the advised rate. `offset` is a factor for all types. N_window is
-the number of interruptions in an observed period, and `hours` are its machine-hours. With shape 1,
-a zone's rate may lie anywhere between 0 and a few times the mean; the few zones of a type are too
-little data to learn another shape. Gamma and Poisson are conjugate: observations move a zone's rate
+the number of interruptions in an observed period, and `hours` are its machine-hours. The shape is
+not learned, because a type has only a few zones. With shape 1, a zone's rate may lie anywhere
+between 0 and a few times the mean. Gamma and Poisson are conjugate: observations move a zone's rate
 from the mean of its type towards the observed rate.
 
 G is the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so

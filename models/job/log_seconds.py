@@ -30,9 +30,9 @@ class LogSeconds:
     A group is, for example, a market; a member is an instance type. x is a covariate, for example
     the log number of machines.
 
-    - `groups`: {group: mean and standard deviation of its log median at x = `centre`}. `centre` is
-      the mean x of the observations. In a prior, it is a reference value of x.
-    - `members`: the same for each (group, member). It is empty in a prior.
+    - `groups`: {group: (mean, standard deviation) of its log median seconds at x = `centre`}.
+    - `members`: the same pairs as {(group, member): (mean, standard deviation)}; empty in a prior.
+    - `centre`: the mean x of the observations; in a prior, a reference value of x.
     - `slope`: the mean and standard deviation of the effect of x.
     - `member_sd`: the standard deviation of log medians between the members of a group.
     - `noise_sd`: the standard deviation of the logs of repeated durations.
