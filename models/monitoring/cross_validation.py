@@ -106,11 +106,16 @@ def fitted(
 ) -> tuple[StepTimeModel, pd.DataFrame]:
     """Return the model fitted to all data, and a frame of held-out predictions.
 
-    A split (workload, cluster_size or setup) divides the runs into groups, each of which is held
-    out once. The frame has a row for each run and split. Its columns are split, group, row (the
-    position among the valid runs), run_id, setup (a label of workload, mode and cluster),
-    measured_s, and the prediction step_s with its 90 % interval from step_low_s to step_high_s. A
-    group is missing if no model can be fitted without it, or if that model cannot predict it.
+    A split (workload, cluster_size or setup) divides the runs into groups. Each group is held out
+    once. A group is missing if no model can be fitted without it, or if that model cannot predict
+    it. The frame has a row for each run and split, with these columns:
+
+        split, group             the split and the group of the run
+        row, run_id              the position among the valid runs, and the id of the run
+        setup                    a label of the workload, mode and cluster
+        measured_s               measured seconds per step
+        step_s                   predicted seconds per step
+        step_low_s, step_high_s  90 % interval of the prediction
 
     Args:
         data: one provider's measurements.

@@ -93,9 +93,9 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    The columns describe the runs outside their predicted intervals: their number, whether they are
-    slower or faster than predicted, the probability that chance alone causes at least this number,
-    and the time of the first.
+    The columns describe the runs outside their predicted intervals: how many there are, the time of
+    the first of these runs, and if they are slower or faster than predicted. Another column is the
+    probability that chance alone causes at least this number of runs.
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]

@@ -73,8 +73,8 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
 
     - Its mean error on the runs that both models predict is higher than the champion's in at least
       95 % of bootstrap samples. The bootstrap resamples setups, of which there must be at least 3.
-    - Both models predict at least 8 runs. The challenger's 90 % intervals cover less than 80 % of
-      these runs, and fewer than the champion's intervals do.
+    - Its 90 % intervals cover less than 80 % of the runs that both models predict, and fewer of
+      these runs than the champion's intervals. There must be at least 8 such runs.
 
     Args:
         challenger: rows with predictions of the challenger.

@@ -51,9 +51,9 @@ def judge(
     publication: ranked setups with their predictions. The first setup is the choice, and the others
     are its rivals. A promise is judged if its choice was measured later.
 
-    Several promises for a question may choose the same setup in the same market. Then a run counts
-    only for the newest judged promise that was published before the run. A rival that was published
-    in several markets counts once, with its best rank.
+    If several judged promises for a question choose the same setup in the same market, each run
+    counts for one promise: the newest promise that was published before the run. A rival that was
+    published in several markets counts once, with its best rank.
 
     Args:
         promises: published rows with their rank.

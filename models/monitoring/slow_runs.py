@@ -120,7 +120,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
 def _number(row: Row, name: str) -> float:
     """Return the value of column `name`, or NaN if the row has no value.
 
-    Comparisons with NaN are False, so a missing value names no cause.
+    Comparisons with NaN are False, so a missing value never counts as a cause.
     """
     value = row.get(name)
     return float(np.nan if value is None else value)
@@ -155,12 +155,12 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
-    """Return the node that is slowest compared with equal machines, and how much slower it is.
+    """Return the node that is slowest compared with equal nodes, and how much slower it is.
 
-    The second item is a / b - 1, where a is the seconds per step that the node computes, and b the
-    median of these seconds on the other nodes that are equal. Equal nodes have the same instance
-    type, number of devices used and batch per device. Returns (0, 0.0) if no node is slower than
-    equal nodes, or if the run did not record the seconds of each rank.
+    Equal nodes have the same instance type, number of devices used and batch per device. A
+    result of 0.2 means that the node computes 20 % longer per step than the median equal node.
+    Returns (0, 0.0) if no node is slower than equal nodes, or if the run did not record the seconds
+    of each rank.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(run["layout"], len(types), "layout")

@@ -55,10 +55,10 @@ def split_groups(
     0 in padding. `devices` is the number of devices of one machine of the type. A device of the
     type computes b samples in `a` + `k` b seconds.
 
-    Returns a (clusters, types) array. An element is the sum, over the machines of the type, of the
-    samples per device: 7 for three machines whose devices compute 3, 2 and 2 samples. If a sum is
-    not a multiple of `count`, the first (sum mod count) machines compute the additional samples,
-    one on each of their devices. The row is zero for a cluster that cannot share the samples.
+    Returns a (clusters, types) array: the samples per device, summed over the machines of the type.
+    The sum is 7 for three machines whose devices compute 3, 2 and 2 samples. Each device of the
+    first (sum mod count) machines computes one more sample than a device of the other machines. All
+    sums of a cluster are 0 if its devices cannot share the samples.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -127,8 +127,9 @@ class BatchSplits:
             the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
-        obstacle: for each enumerated cluster, the position in OBSTACLES of the reason why it has no
-            split; -1 if it has splits. Of several reasons, the last in OBSTACLES counts.
+        obstacle: for each enumerated cluster, a position in OBSTACLES: the reason why the cluster
+            has no split. It is -1 if the cluster has splits. If several reasons apply, it is the
+            last.
     """
 
     workload: str
@@ -220,9 +221,9 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
-    divides it. Splits that exceed the memory of any device are left out. If all of them do, larger
-    divisors of the global batch are tried in ascending order, until a split fits. Splits in which a
-    machine gets no sample are left out, too.
+    divides it. Splits that exceed the memory of a device are left out, and so are splits in which a
+    machine gets no sample. If every split exceeds the memory, larger divisors of the global batch
+    are tried in ascending order, until a split fits.
 
     Args:
         workload: the workload with its allowed modes.

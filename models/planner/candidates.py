@@ -35,8 +35,8 @@ class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
     `fits` takes a cluster and returns the reason why it can never be launched, or an empty string
-    if it can. `vetoes` maps each mode (precision, strategy, switches) that may not be chosen to the
-    reason.
+    if it can. A mode is a precision, a strategy and switches. `vetoes` has the modes that may not
+    be chosen, as {mode: reason}.
     """
 
     offers: Sequence[Offer]
@@ -61,8 +61,8 @@ class Candidates:
     Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
     the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
     array with the seconds of compilation before the first step. `frame` may contain clusters that
-    cannot be launched; the method `setups` leaves them out. `left_out` maps each reason why a
-    cluster on offer has no candidate to the number of such clusters.
+    cannot be launched; the method `setups` leaves them out. `left_out` counts the clusters without
+    a candidate, as {reason: number of clusters}.
     """
 
     splits: BatchSplits
@@ -128,7 +128,7 @@ class Candidates:
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
-    """Return a candidate for each batch split and each market and zone that sells its machines.
+    """Return a candidate for each batch split in each market and zone that sells the machines.
 
     Raises:
         ValueError: if the workload's range of global batches is empty.
@@ -177,15 +177,15 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return the offers, in their order, without those of zones that cannot win.
+    """Return the offers, in their order, without the offers of zones that cannot win.
 
-    A zone cannot win if another zone of the same market sells every instance type of the first
-    zone, and neither price, download cost nor interruption rate is higher for any of them. Of equal
-    zones, the first by name is kept.
+    Zone A cannot win if another zone B of the same market sells all instance types of A, and no
+    type has a higher price, download cost or interruption rate in B. Of equal zones, the first by
+    name is kept.
 
-    If a market has more than `most` remaining zones, the `most` zones that are the cheapest zone
-    for the most instance types keep all offers. Every other zone keeps only the types for which it
-    is the cheapest zone.
+    At most `most` of the remaining zones of a market keep all offers. They are the zones that are
+    the cheapest zone for the largest numbers of instance types. Every other zone keeps only the
+    types for which it is the cheapest zone.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):

@@ -7,14 +7,15 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
               = log objective                                 otherwise, if p_required is stated
               = log objective + overshoot_price x overshoot   otherwise
 
-The objective is the quantity to minimise, dollars or hours. If `p_required` is not stated, the
-first case uses one half. `used` is the limited quantity, hours or dollars. It is uncertain because
-of step times, start-up and interruptions. With an `overshoot_price` of c, exceeding the limit
-by 1 % is as bad as an objective that is c % higher.
+The objective is the quantity to minimise, dollars or hours. `used` is the quantity that has a
+limit, hours or dollars. It is uncertain because of step times, start-up and interruptions.
+`p_required` is the required probability of keeping the limit. If a goal does not state it, the
+loss is infinite if this probability is below one half. With an `overshoot_price` of c, exceeding the
+limit by 1 % is as bad as an objective that is c % higher.
 
 The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
-n^-e, so that dollars scale as n^(1 - e). Then a margin of 1 % costs (1 - e) / e % of the dollars
-under a deadline, but e / (1 - e) % of the hours under a budget.
+n^-e, so that dollars scale as n^(1 - e). Under a deadline, a margin of 1 % then costs (1 - e) / e %
+more dollars. Under a budget, it costs e / (1 - e) % more hours.
 """
 
 from collections.abc import Mapping

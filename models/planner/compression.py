@@ -25,8 +25,8 @@ def unproven(
     `Mode.must_be_faster` is True for modes with compressed gradients, tensor parallelism or
     parameter servers. A setup is reliably faster if the upper end of its predicted interval is
     below the prediction for DDP. `predicted` has the model's predictions for `arrays`. `tolerated`
-    are the modes that may be chosen. The mask is False for a setup whose DDP mode is not among
-    them, because DDP is then no alternative.
+    are the modes that may be chosen. If DDP is not tolerated, the mask is False, because DDP is
+    then no alternative.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -56,12 +56,11 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
 def compared(
     setups: Sequence[Setup], workload: Workload, model: StepTimeModel, vetoes: Mapping[Mode, str]
 ) -> list[str]:
-    """Return, for each setup, a text about the strategies that its cluster could use instead.
+    """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text compares DDP with each strategy that may be chosen only if it is faster than DDP
-    (`Mode.must_be_faster`). DDP and the strategy must be possible on the setup's cluster and
-    allowed by the workload. The text also has the reasons in `vetoes` why other strategies may not
-    be chosen.
+    The text says if each such strategy is reliably faster than DDP. It includes only strategies
+    with `Mode.must_be_faster`. The workload must allow both DDP and the strategy, and the cluster
+    must support both. For strategies that may not be chosen, the text has the reason in `vetoes`.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -37,8 +37,9 @@ def compositions(
     `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
     by their number of machines. If there are at most `most` combinations, all are returned.
     Otherwise, clusters have at most three types, and a type of a mixed cluster has a restricted
-    number of machines, such as 1, 2, 4 or 8. LADDERS has the permitted numbers, the densest first.
-    The first entry that gives at most `most_mixed` rows is used, else the last.
+    number of machines, such as 1, 2, 4 or 8. LADDERS has the permitted numbers; its first entry
+    permits the most numbers. The first entry that gives at most `most_mixed` rows is used, or the
+    last entry if all entries give more.
     """
     sizes = range(1, max_hosts + 1)
     if math.comb(types + max_hosts, max_hosts) - 1 <= most:

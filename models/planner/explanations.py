@@ -33,8 +33,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that `value` does not exceed a
-    limit of this amount.
+    significant digits. If `up` is True, the amount is rounded up, so that a limit of this amount
+    permits `value`.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":

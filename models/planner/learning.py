@@ -16,7 +16,8 @@ below `allowed`. There is no verdict in these cases:
   (LEAST_WINDOWS).
 - DDP diverged.
 - The difference from `allowed` is not significant (one-sided, 95 %).
-- The loss of DDP fell by no more than its last losses differ between seeds.
+- The mean decrease of DDP's loss is not above the range of its last losses (the largest minus the
+  smallest of all seeds).
 """
 
 from collections.abc import Sequence
@@ -92,9 +93,11 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
 def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     """Return the Verdict on a strategy's runs (`own`), compared with the DDP runs (`dense`).
 
-    Both frames have a row of losses per seed, in the same order. Returns None if DDP diverged, if
-    the runs are too short, if DDP's loss fell by no more than its last losses differ between seeds,
-    or if the differences between the runs of a seed vary too much to decide.
+    Both frames have a row of losses per seed, in the same order. Returns None in these cases:
+
+    - DDP diverged, or the runs are too short.
+    - The mean decrease of DDP's loss is not above the range of its last losses between seeds.
+    - The difference between the two runs of a seed varies too much between seeds.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]

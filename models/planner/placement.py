@@ -50,7 +50,7 @@ class Links(NamedTuple):
 class Round:
     """A round of communication, in which pairs of ranks exchange `bytes` bytes at the same time.
 
-    `places` are the pairs of ranks. The round is repeated `times` times.
+    `places` are the pairs of ranks. `times` is how often the round takes place.
     """
 
     places: tuple[tuple[int, int], ...]

@@ -71,8 +71,8 @@ def plan(
         supply: the machines on offer, with limits and with modes that may not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
-        top: the maximum number of rows per goal. The best cluster of each kind of device without
-            such a row gets an additional row.
+        top: the maximum number of rows per goal. If these rows lack a kind of device, the best
+            cluster of this kind gets an additional row.
         seed: the random seed of the joint draws.
 
     Raises:
@@ -231,17 +231,17 @@ def shortlist(
 ) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    If at most `count` candidates have finite hours, all of them are returned. Otherwise, the
-    candidates with the best scores by each of these criteria are returned:
+    If at most `count` candidates have finite hours, all of them are returned. Otherwise, these
+    candidates are returned:
 
-    - the distance to the Pareto frontier of `hours` and `usd`
-    - the loss for each goal, once for each assumed uncertainty in _SPREADS
-    - the excess over a goal's limit, among candidates with a better objective than the candidate
-      with the lowest loss; explanations mention these near misses
+    - the candidates that are nearest to the Pareto frontier of `hours` and `usd`
+    - for each goal, the candidates with the lowest loss, for each assumed uncertainty in _SPREADS
+    - for each goal with a limit, near misses, which explanations mention: their objective is better
+      than the objective of every candidate that keeps the limit
+    - for each goal, the best candidates of each kind of device
 
-    Each criterion takes at most two candidates with the same number in `group`. The best
-    candidates of each kind of device are added. `device` has the number of each candidate's kind of
-    device; candidates of several kinds have -1.
+    Each criterion except the last takes at most two candidates with the same number in `group`.
+    `device` has the number of each candidate's kind of device; candidates of several kinds have -1.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:

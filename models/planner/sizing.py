@@ -83,7 +83,7 @@ class ScalingRule:
     def largest(self, efficiency: float) -> int | None:
         """Return the largest number of machines or devices that reaches a parallel `efficiency`.
 
-        Returns None if every number reaches it.
+        Returns None if every number reaches this efficiency.
         """
         if self.overhead_s == 0:
             return None
@@ -108,11 +108,11 @@ class Scale:
     steps: Mapping[int, Mapping[tuple[float, int], float]]
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return the known seconds of a step of `batch` samples, by number of units.
+        """Return {number of units: seconds of a step of `batch` samples}, as far as known.
 
-        A unit is a machine, or a device of one machine. If `micro` is None, only measured steps are
-        used. Otherwise the step has micro-steps of `micro` samples per unit. If that step was not
-        measured, its time is composed of measured steps, as the module's docstring describes.
+        A unit is a machine, or a device of one machine. If `micro` is None, all seconds were
+        measured. Otherwise the step consists of micro-steps of `micro` samples per unit. If this
+        step was not measured, its seconds are the sum of measured micro-steps.
         """
         found: dict[int, float] = {}
         alone = self.steps.get(1, {})
@@ -136,15 +136,15 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the (global batch, micro batch) whose step time is known for the most sizes.
+        """Return the pair (global batch, micro batch) with the most known step times.
 
-        A size is a number of units: machines, or devices of one machine. The global batch is
-        between `least` and `most`. The micro batch is the number of samples per unit in a
-        micro-step. A step time that was not measured can be composed of micro-steps. The micro
-        batch is None if only measured step times count.
+        A pair can have a step time for each size: a number of machines, or of devices of one
+        machine. The global batch is between `least` and `most`. The micro batch is the number of
+        samples per machine or device in a micro-step. It is None if all step times were measured
+        and none is a sum of micro-steps.
 
-        Ties are broken in favour of micro batch None, then of the most samples per second on one
-        unit. Returns None if no pair has known step times for size 1 and for a larger size.
+        Ties are broken in favour of micro batch None, then of the most samples per second on size
+        1. Returns None if no pair has step times for size 1 and for a larger size.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -212,12 +212,12 @@ def size_workload(
     """Return the scaling rules and best batches of a workload as lists of rows.
 
     `batches` are the minimum and the maximum global batch to consider. A Scale has the step times
-    of a mode, an instance type and a number of devices used per machine. A unit is a machine, or a
-    device of one machine. A Scale is usable if it has step times of a global batch in this range
-    for one unit and for several units. The lists are:
+    of a mode, an instance type and a number of devices used per machine. A size is a number of
+    machines, or of devices of one machine. A Scale is usable if it has step times of a global batch
+    in this range for size 1 and for a larger size. The lists are:
 
         scaling     a row for each usable Scale: its scaling rule
-        checks      a row for each size of these Scales: measured efficiency and its prediction
+        checks      a row for each usable Scale and size: measured and predicted efficiency
         best_batch  a row for each mode and instance type: the batch with which a single device
                     computes the most samples per second
         unknown     a row for each Scale that is not usable
