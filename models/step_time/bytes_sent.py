@@ -28,8 +28,8 @@ outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the
                              [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
-network. The exchanges for biases and LayerNorms are neglected, and so are the exchanges before the
-first and after the last of the layers that are divided together [D].
+network. Exchanges for biases and LayerNorms are neglected. Some consecutive layers are split as a
+group; exchanges before and after such a group are neglected, too [D].
 
 [D] marks numbers that were derived for Srift and are in no paper.
 """
@@ -74,9 +74,9 @@ class Communication(NamedTuple):
         held: bytes that a device holds for the exchange, divided by its gradient bytes. These bytes
             are the buckets and, depending on the strategy, residuals, values received from another
             rank, or the weights before the step [D].
-        waits: True if the backward pass waits while a bucket is exchanged. Compression makes it
-            wait because both need the device. Tensor parallelism does because a layer needs the
-            result of the previous exchange.
+        waits: True if the backward pass waits while a bucket is exchanged. Compression makes the
+            backward pass wait, because both need the device. So does tensor parallelism, because a
+            layer needs the result of the previous exchange.
         passes: how often compression or Adasum reads all gradient values, relative to the strategy
             ddp-mstopk, which reads them about 20 times [D].
     """
@@ -112,8 +112,8 @@ class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
     `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
-    for one sample. Tensor-1d splits layers in pairs. `pairs` is the number of inputs of the first
-    layers plus the number of outputs of the second layers of all pairs, for one sample.
+    for one sample. Tensor-1d splits layers in pairs. For one sample, `pairs` is the sum over all
+    pairs of (inputs of the first layer + outputs of the second layer).
     """
 
     weights: float = 0.0

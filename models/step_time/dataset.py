@@ -97,7 +97,7 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    Both columns have seconds of the fixed work (see the module's docstring), as a number or as an
+    Both columns have the seconds of a benchmark that runs beside each measurement: a number, or an
     array with a number per machine. For several machines, the result is the geometric mean of their
     ratios. It is NaN if a number is unknown.
     """
@@ -114,9 +114,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The runs get a column `speed_sd`: the standard deviation of log seconds that is due to changes
-    in the machines' speed. The data is returned unchanged if it was corrected before, or if at
-    most half of the runs recorded seconds of the fixed work (see the module's docstring).
+    A benchmark beside each measurement shows the speed of the machine. The runs get a column
+    `speed_sd`: the standard deviation of log seconds that changes of the speed cause. The data is
+    returned unchanged if it was corrected before, or if at most half of the runs have seconds of
+    the benchmark.
     """
     if "speed_sd" in data.runs:
         return data
@@ -142,8 +143,7 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
     """Return (variance, reliability) of the log slowness of machines over all runs.
 
     The reliability is the fraction of the variance that is not measurement noise. `slow` (runs,) is
-    the log slowness in each of `runs`: log of (machine's time / usual time) for the fixed work of
-    the module's docstring.
+    the log slowness in each of `runs`: log(seconds / usual seconds) of a benchmark on its machines.
     """
     spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
     machines = np.array([np.size(one) for one in runs["reference_s"]])
@@ -153,12 +153,13 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta, the slope of log step seconds over log slowness.
+    """Return beta, the slope of log step seconds over log slowness of the machines.
+
+    Slowness is the seconds of a benchmark divided by its usual seconds. `slow` (runs,) is the log
+    slowness in each run. `reliability` is the fraction of its variance that is not noise.
 
     The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If
-    there are too few repeats, or none at different speeds, `reliability` is returned. `slow`
-    (runs,) is the log slowness of the machines in each run. The module's docstring defines slowness
-    and `reliability`.
+    there are too few repeats, or none at different speeds, `reliability` is returned.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})

@@ -13,18 +13,22 @@ core):
       if the CPU is the device
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
 
-rho is the fraction of r spent on compute. If the CPU is the device, workers and computing threads
-share its cores. A worker starts with the step. It gets the same share of the CPU as a computing
-thread [CFS, sched(7)]. A device has max(C, k) / k computing threads. With w = k / max(C, k),
-loading during compute therefore delays the step by at most w rho r. The remaining samples are
-loaded while gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py).
-The slowest machine of a setup determines its step. Delays by storage that machines share are not
-modelled beyond v.
+rho is the fraction of r spent on compute. The slowest machine of a setup determines its step.
+
+If the CPU is the device, workers and computing threads share its cores. A worker gets the same
+share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
+w = k / max(C, k). Workers start to load when the step starts. Therefore, loading delays compute by
+at most w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a
+CPU gives the same seconds (test_input.py). If machines share storage, v is assumed to stay the
+same.
 
 The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
-waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s.
-Then r = x, except if the CPU is the device and W > 0: r = max(x - machine, sync_s + (x - sync_s) /
-(1 + w)). A measurement without input_s counts as a step without waiting for batches.
+waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s:
+
+    CPU is the device, W > 0    r = max(x - machine, sync_s + (x - sync_s) / (1 + w))
+    otherwise                   r = x
+
+A measurement without input_s counts as a step without waiting for batches.
 """
 
 from __future__ import annotations
@@ -64,8 +68,9 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: seconds to load the samples of a step, if the loader has workers. A step takes at
-            least this long. The limit is the workers or, on machines with accelerators, the cores.
+        supply_s: if the loader has workers, the minimum seconds of a step: the seconds in which the
+            workers load its samples. On machines with accelerators, the seconds in which the CPU
+            cores load them count if they are longer.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
             step (`machine` in the module's docstring); else 0.
         crowd: if the CPU is the device, the maximum seconds of delay by loading for each second of
@@ -141,7 +146,7 @@ class Wait:
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
         """Return, for each row, what would shorten its wait for batches.
 
-        It is "loader workers", "processors" (more CPU cores), or "" if the row does not wait.
+        The text is "loader workers", "processors" (more CPU cores), or "" if the row does not wait.
         """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))

@@ -1,8 +1,8 @@
 """Define the covariance functions and the Gaussian processes of log step seconds.
 
-theta are the parameters of the formula (formula.py), and T1 is the seconds of one device
-(one_device.py). A spread is a standard deviation in a covariance function: a hyperparameter, which
-learning.py learns.
+theta are the parameters of the step-time formula (formula.py). T1 is the seconds that one device
+needs for a forward and a backward pass (one_device.py). A spread is a standard deviation in a
+covariance function. Spreads are hyperparameters; learning.py learns them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return the prior standard deviation, between groups of rows, of each linear term.
+    """Return the prior standard deviation of each linear term between groups of rows.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). `level` says how rows are grouped: it is a field of Parameter, such as
-    "kind" (of device). Terms that are not in `names` get 0.
+    device (one_device.py). `level` is the kind of group and a field of `Parameter`; "kind" groups
+    rows by kind of device. Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -293,10 +293,10 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return a (points,) array: the posterior mean of the smooth curves in log T1.
+        """Return a (points,) array: the part of log T1 that is not linear, as a posterior mean.
 
-        T1 is the seconds of one device. The curves depend on the batch and on the shape of a
-        transformer. `deviations` returns the linear terms of log T1. `X` is the result of
+        T1 is the seconds of one device. This part is a smooth function of the batch and of the
+        shape of a transformer. `deviations` returns the linear part. `X` is the result of
         `point_inputs`.
         """
         inputs, weights = self._points
@@ -339,9 +339,9 @@ def point_inputs(points: Points) -> FloatArray:
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
-    Fits and calls of this function alternate, until the fit approximates noise with Student's t
-    distribution. `factor` is the result of the previous call (1 in the first call). `process` was
-    fitted with noise variances multiplied by `factor`.
+    With these factors, normal noise approximates noise with Student's t distribution. The caller
+    repeats two steps: it fits `process` with noise variances multiplied by `factor`, and computes
+    the next factors with this function. `factor` is 1 at first, and later the previous result.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

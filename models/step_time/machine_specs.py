@@ -117,7 +117,8 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
     """Return the machine of a row of `read_machines`.
 
     `cores`, `gbps` (Gbit/s between machines) and `speed` (peak fp32 TFLOP/s) replace unknown values
-    of the row. If NVLink connects the devices, a third of its rate is used instead of `gbps`.
+    of the row. If NVLink connects the devices of the machine, an unknown rate between machines is
+    a third of the NVLink rate instead of `gbps`.
     """
     device, memory = _device(row), _positive(row.get("device_memory_gib"))
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
