@@ -5,8 +5,8 @@ present ranks divide the global batch in proportion to the run's `batches`, whic
 micro-batches of the devices. If a rank's share exceeds its largest micro-batch, all ranks take
 several micro-steps.
 
-The first rank of the run's first node writes the checkpoints, a file about each start of the
-workers, and the run's record at the end.
+The first rank of the run's first node writes the checkpoints, and a file about each start of the
+workers. At the end, this rank writes the run's record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
