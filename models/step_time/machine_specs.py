@@ -181,8 +181,8 @@ def _sheets(device: str) -> pd.DataFrame:
 def data_sheets() -> pd.DataFrame:
     """Return the table gpu_data_sheets.csv, with the device as index.
 
-    The columns have memory, bandwidth and rates without sparsity, and the date and the source of
-    each row. `checked` is the address of the page with which the row was compared; NaN if none.
+    The columns are memory, bandwidth, rates without sparsity, and the date and source of each row.
+    The column `checked` has the URL of the page against which the row was checked, or NaN.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
@@ -214,12 +214,12 @@ _RATES = {
 
 
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
-    """Return the memory bandwidth and the rate of a kind of device at a precision.
+    """Return the memory bandwidth and the peak TFLOP/s of a kind of device at a precision.
 
-    Without a data sheet, the rate is that of an instance type in `machines` with this device, and
-    the bandwidth is proportional to this rate. The sheet of such an accelerator has a confidence
-    below 1. A device that is not in `machines` either gets the sheet UNKNOWN. If the data sheet has
-    no rate for the precision, its fp32 rate is used.
+    If the data sheet has no rate for the precision, its fp32 rate is used. If there is no data
+    sheet, an instance type in `machines` with this device gives the rate. The bandwidth is then
+    proportional to the rate, and the confidence of an accelerator is below 1. Returns UNKNOWN if
+    there is neither a data sheet nor such an instance type.
     """
     table = data_sheets()
     if kind in table.index:

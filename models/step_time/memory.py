@@ -2,11 +2,18 @@
 
     peak = (base + beside + working) (1 + headroom)
 
-`base` are the bytes of one device that do not depend on the batch. `beside` are the additional
-bytes that a strategy holds, minus the bytes that sharding saves. `working` are the bytes of
-activations (a b for a batch of b samples) and of gradients (G). `headroom` is a fraction for gaps
-in the allocated memory. `context` are the bytes that torch and its communication need. The other
-symbols are explained below the table.
+    base        bytes on one device that do not depend on the batch
+    beside      bytes that the strategy adds, minus the bytes that sharding saves
+    working     bytes of activations and gradients
+    headroom    fraction for gaps in the allocated memory
+    context     bytes that torch and its communication need
+    a, b        activation bytes per sample, and samples per batch
+    S           bytes of weights and optimizer states
+    W = G       bytes of all weights, which equal the bytes of all gradients
+    W', G'      bytes of the weights and of the gradients of one group of layers
+    n, c        number of ranks, and of columns in a grid of tensor parallelism
+
+The values for a profiled workload, and for a workload of which only facts are known:
 
     profiled    base and a are fitted to the profiled peaks base + max(G, a b)
     from facts  headroom = 0, base = context + S, and a is the minimum of
@@ -26,17 +33,15 @@ symbols are explained below the table.
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
 
-The peak is at most the memory of any device on which the same batch or a larger batch has run.
+If the same batch or a larger batch has run on a device, the peak is at most this device's memory.
 
-S are the bytes of weights and optimizer states, W = G the bytes of weights. There are n ranks, and
-c columns in a grid of tensor parallelism. W' are the bytes of one group of weights, which is still
-held while the next group is gathered. G' are the bytes of the group's gradients, which are copied
-to be summed.
+A group's weights (W') stay in memory while the next group is gathered. Its gradients (G') are
+copied before they are summed. The backward pass frees activations while it makes gradients, so
+`working` is the maximum of both. It is their sum in micro-steps after the first, and in bounds
+from facts.
 
-The backward pass frees activations while it makes gradients, so only the larger of the two counts.
-In micro-steps after the first, and in bounds from facts, both count. Predictions err on the high
-side: a batch that is refused can still run in accumulation steps, but a batch that does not fit
-fails.
+Predictions are too high rather than too low. A batch that is refused without need can still run
+with gradient accumulation, but a batch that does not fit fails.
 """
 
 from __future__ import annotations
@@ -61,11 +66,11 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
 
 class Run(NamedTuple):
-    """The largest batch that ran on devices of a memory size without an out-of-memory error.
+    """The largest batch that fitted into the memory of a device.
 
-    `memory` is the size of a device's memory in bytes. `ranks` is the number of ranks across which
-    the training state was sharded; 1 if it was not. `accumulates` is True if a step had several
-    micro-steps.
+    `memory` is the device's memory in bytes. `batch` is the number of samples in a micro-step.
+    `ranks` is the number of ranks that sharded the training state, or 1 without sharding.
+    `accumulates` is True if an optimizer step had several micro-steps.
     """
 
     memory: float
@@ -97,12 +102,12 @@ class MemoryModel:
     """Predicts the peak memory of a rank.
 
     Attributes:
-        workloads: the facts of each workload.
-        lines: (base bytes, activation bytes of a sample), fitted to profiles, by (workload,
-            one-device mode, instance type). A one-device mode (`Mode.alone`) has neither a
+        workloads: {workload: its facts, such as parameters and FLOPs}.
+        lines: {(workload, one-device mode, instance type): (base bytes, activation bytes per
+            sample)}, fitted to profiles. A one-device mode (`Mode.alone`) has neither a
             multi-device strategy nor offload.
-        ran: the largest batches that ran without an out-of-memory error, by (workload, mode).
-        per_operation: activation bytes per floating-point operation of a sample.
+        ran: {(workload, mode): the largest batches that fitted into memory}.
+        per_operation: activation bytes per floating-point operation. For estimates from facts.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
@@ -151,11 +156,11 @@ class MemoryModel:
         return min([peak, *fitted])
 
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return the runs of a workload and mode that show which batches fit in memory.
+        """Return the largest batches of a workload and mode that fitted into memory.
 
-        `gradients` are the bytes of all gradients. If `accumulates` is True, the batches of runs
-        without accumulation are reduced, because micro-steps after the first need more memory. The
-        list is empty for tensor parallelism: a divided layer gathers more bytes on more ranks.
+        `gradients` are the bytes of all gradients. If `accumulates` is True, this function reduces
+        the batches of runs without accumulation, because later micro-steps need more memory.
+        Returns [] for tensor parallelism, because its memory use grows with the number of ranks.
         """
         found = []
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
@@ -209,10 +214,10 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return how many more bytes a rank of a sharded mode holds than a single device.
+    """Return the bytes that a rank of a sharded mode holds in addition to those of one device.
 
-    This is `beside` of the module's docstring. It is negative if sharding saves more memory than
-    the exchange needs.
+    The result is the term `beside` in the module's docstring. It is negative if sharding saves
+    more memory than communication needs.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -233,8 +238,9 @@ def fit_memory(
     """Fit a MemoryModel to profiled peaks, and to runs that did not run out of memory.
 
     Args:
-        profiles: frame with the columns of a mode, workload, instance_type, batch and peak_bytes.
-        ran: the measured setups, which ran without an out-of-memory error.
+        profiles: frame with the columns workload, precision, strategy, switches, instance_type,
+            batch and peak_bytes.
+        ran: the measured setups. None of them ran out of memory.
         machines: the machine of each instance type.
         workloads: the facts of each workload.
     """
@@ -255,10 +261,10 @@ def fit_memory(
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Return (base, a) of `peak = base + max(gradients, a * batch)`, fitted by least squares.
 
-    Gradients are the larger term at small batches, and activations at large batches. All batches
-    are tried as the boundary between the two. If gradients are the larger term at all batches,
-    activations are assumed to equal gradients at the largest batch. If there is a single batch,
-    most of its peak is assumed to be activations.
+    Gradients are the larger term at small batches, and activations at large batches. The fit tries
+    every batch as the boundary. If gradients are larger at all batches, `a` is chosen so that both
+    are equal at the largest batch. With a single batch size, most of the peak is assumed to be
+    activations.
     """
     sizes = np.unique(batch)
     if len(sizes) == 1:
@@ -300,10 +306,10 @@ def _lines(
 def _largest_that_ran(
     ran: SetupArrays, machines: Mapping[str, Machine]
 ) -> dict[tuple[str, Mode], list[Run]]:
-    """Return, by workload and mode, the largest batch that ran on devices of each memory size.
+    """Return {(workload, mode): the largest batch that ran on each size of device memory}.
 
-    Runs with one and with several micro-steps per optimizer step have separate entries. Modes that
-    shard the training state or embedding tables have a separate entry for each number of ranks.
+    A list has separate entries for runs with and without gradient accumulation. If the mode shards
+    the training state or embedding tables, it also has separate entries for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]

@@ -81,17 +81,20 @@ def bottlenecks(
 class StepTimeModel:
     """Predicts step seconds, intervals, joint draws and peak memory for one provider.
 
+    A mode is a combination of precision, strategy and switches. A setup is a workload in a mode on
+    a cluster, with the batch of each device.
+
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted: the measured pairs, and those
-            that `all_introduced` or `with_compressed` added.
-        guessed: workloads that are predicted from facts, without measurements.
+        trained: the (workload, mode) pairs that can be predicted. These are the measured pairs
+            and the pairs that `all_introduced` or `with_compressed` added.
+        guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
-        run_sd: the standard deviation of log seconds between runs of the same setup at different
-            hours, by the code of a kind of device (`rows.code_of`). The key 0 stands for kinds
-            that were not measured.
+        run_sd: {code of a kind of device (`rows.code_of`): standard deviation of log seconds}. The
+            deviation is between runs of the same setup at different hours. The key 0 stands for
+            unmeasured kinds.
         trained_on: ids of the runs to which the model was fitted.
-        workload_digests, type_digests: digests of the definitions of workloads and instance types
-            at the time of the fit.
+        workload_digests, type_digests: {name: digest of its definition at the time of the fit},
+            for workloads and for instance types.
     """
 
     provider: str
@@ -123,7 +126,7 @@ class StepTimeModel:
     def can_guess(self, instance_type: str) -> bool:
         """Return True if an unmeasured workload can be predicted on the instance type.
 
-        The type must have an accelerator whose rate is known.
+        The type must have an accelerator with a known peak rate (TFLOP/s).
         """
         machine = self.machines[instance_type]
         sheet = sheet_of(device_kind(instance_type, machine), MODES[0].precision, self.machines)
@@ -147,7 +150,7 @@ class StepTimeModel:
         return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Return True if the model knows the type and its definition is unchanged since the fit."""
+        """Return True if the model knows the type, and the type has not changed since the fit."""
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
@@ -155,21 +158,22 @@ class StepTimeModel:
         """Predict the step seconds of setups.
 
         Args:
-            setups: a frame with the columns of a measurement. The columns workload, cluster and
-                batch_per_device are required.
+            setups: a frame with the columns of a file of measurements (docs/data-files.md). The
+                columns workload, cluster and batch_per_device are required.
 
         Returns:
             A frame with the index of `setups` and these columns:
 
-            - step_s, and step_low_s to step_high_s, the 90 % interval of a new measurement
+            - step_s: predicted seconds of a step
+            - step_low_s, step_high_s: the 90 % interval of a new measurement
             - samples_per_s
             - compute_s: compute seconds of the slowest rank
             - communication_s: seconds of all collectives
             - exposed_communication_s: seconds of communication that compute does not hide
             - bottleneck: a label of `bottlenecks`
-            - input_s: seconds that loading adds to the step
-            - input_by: what would shorten `input_s`: "loader workers", "processors" (more CPU
-              cores), or "" if the step does not wait for batches
+            - input_s: seconds that waiting for batches adds to the step
+            - input_by: the resource that would shorten the wait: "loader workers", "processors"
+              (CPU cores), or "" if the step does not wait
             - nearest_doublings: distance to the nearest measured setup, in doublings (nearest.py);
               NaN if the workload has no runs in this mode
 
@@ -244,8 +248,9 @@ class StepTimeModel:
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the joint normal distribution of log step seconds as three arrays.
 
-        The arrays are the mean (setups,), the covariance (setups, setups) without the noise of a
-        run, and the variance of this noise (setups,).
+        1. (setups,) mean
+        2. (setups, setups) covariance without the noise between runs
+        3. (setups,) variance of the noise between runs
 
         Raises:
             ValueError: if there are more than 4,000 setups, and in the cases of `predict`.
@@ -266,7 +271,7 @@ class StepTimeModel:
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of measured step seconds, including noise.
 
-        Draws come in pairs whose logs lie symmetrically about the log of the prediction.
+        Draws are antithetic: the logs of each pair of draws are symmetric about the mean log.
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)
@@ -348,7 +353,7 @@ class StepTimeModel:
                 )
             if workload in self.guessed and not all(map(self.can_guess, types)):
                 raise ValueError(
-                    f"workload {workload!r} is unmeasured: profile it, or use GPUs of known speed"
+                    f"workload {workload!r} is unmeasured: measure it, or use GPUs of known TFLOP/s"
                 )
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:
@@ -526,10 +531,12 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return a model that also predicts modes of `workload` that communicate differently from DDP.
+    """Return a model that also predicts `workload` with strategies that communicate unlike DDP.
 
-    A mode is added only if the model predicts the workload in a mode with the same one-device mode
-    (`Mode.alone`). For tensor parallelism, the sizes of the divided layers must also be known.
+    These strategies include compressed gradients, Adasum and tensor parallelism. A mode is added
+    only if the model can predict the workload in another mode with the same one-device mode
+    (`Mode.alone`: no multi-device strategy, no offload). Tensor parallelism also needs known sizes
+    of the divided layers.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

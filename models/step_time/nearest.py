@@ -45,11 +45,16 @@ def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
     """Return a (rows, 7 + len(types)) array: the coordinates of the setups.
 
     The distance of two setups is the sum of the absolute differences of their coordinates. The
-    module's docstring defines share and unevenness. The first 4 columns are log2 of the batch per
-    device, and of the numbers of devices, machines and accumulation steps. The next 2 are the
-    unevenness of batches and of devices per machine. The next column is the sum of log2(1 + share)
-    over all instance types that are not in `types`. The last columns are log2(1 + share) of each
-    type in `types`.
+    module's docstring defines share and unevenness. The columns are:
+
+    1. log2 of the batch per device
+    2. log2 of the number of devices
+    3. log2 of the number of machines
+    4. log2 of the number of accumulation steps
+    5. unevenness of the batches
+    6. unevenness of the devices per machine
+    7. sum of log2(1 + share) over all instance types that are not in `types`
+    8. and later: log2(1 + share) of each type in `types`
     """
     ranks, instances = setups.ranks, setups.instances
     batch = setups.samples / setups.accumulation / ranks

@@ -2,12 +2,15 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-Deviations and curves are learned, with the prior mean 0. For a network with known operations
-(FLOPs), the mean depends on log(operations / rate) and on the memory bandwidth. In the prior, all
-such networks reach the same fraction of the rate. Bandwidth (GB/s) and rate (TFLOP/s at the
-precision) come from the device's data sheet. For a transformer, the mean is the log of a roofline,
-with N parameters, L layers of width h and sequences of s tokens. `tokens` is the number of tokens
-of the batch. k is 4/3 if activations are recomputed in the backward pass, else 1:
+Deviations and curves are learned. Their prior mean is 0. The device's data sheet gives the memory
+bandwidth (GB/s) and the rate (peak TFLOP/s at the precision).
+
+For a network with known FLOPs, the mean depends on log(FLOPs / rate) and on the bandwidth. The
+prior assumes that all such networks reach the same fraction of the peak rate.
+
+For a transformer, the mean is the log of a roofline. It has N parameters, L layers of width h and
+sequences of s tokens. `tokens` is the number of tokens in the batch. k is 4/3 if activations are
+recomputed in the backward pass, else 1:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
               + 48 bytes x tokens x vocabulary size / bandwidth
@@ -25,11 +28,12 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The prior of a parameter: its mean, and its standard deviation at each level.
+    """The prior of a hierarchical parameter: the mean, and a standard deviation for each level.
 
-    The levels are groups of rows: all rows, a kind of device, a cell (a workload in one mode on one
-    kind of device), a strategy, a neural network, and a workload in one mode. A standard deviation
-    of 0 means that the parameter does not vary between the groups of that level.
+    `all` is the standard deviation of the value that all rows share. Each other level divides the
+    rows into groups: by kind of device, by cell, by strategy, by neural network, or by workload in
+    one mode. A cell is a workload in one mode on one kind of device. At a level with standard
+    deviation 0, all groups share the value.
     """
 
     mean: float = 0.0
@@ -88,10 +92,10 @@ class Transformer(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A device's memory bandwidth in GB/s, and its rate in TFLOP/s at a precision.
+    """A device's memory bandwidth in GB/s, and its peak rate in TFLOP/s at a precision.
 
-    `confidence` is 1 if both come from a data sheet, and 0 if they are unknown. It is between 0 and
-    1 if an accelerator has no data sheet, and its rate comes from the facts of an instance type.
+    `confidence` is 1 if both numbers come from a data sheet, and 0 if they are unknown. It is
+    between 0 and 1 for an accelerator without a data sheet whose rate an instance type states.
     """
 
     bandwidth: float
@@ -113,10 +117,13 @@ def prior(
 ) -> tuple[float, list[float], list[float]]:
     """Return the prior mean of log T1, a value for each of EFFECTS, and the shape features.
 
-    The shape features are log2 of a transformer's width, of the tokens in a batch and of the tokens
-    in a sequence, and 1 if activations are recomputed; all are 0 for other networks. `middle` is
-    log2 of the middle batch, the median of the batches that were measured for the workload. `flops`
-    are the floating-point operations of a sample; 0 if unknown.
+    T1 is the seconds of a forward and a backward pass on one device. A transformer has four shape
+    features: log2 of its width, log2 of the tokens in a batch, log2 of the tokens in a sequence,
+    and 1 or 0 for recomputed activations. Other networks have four zeros.
+
+    middle: log2 of the median batch that was measured for the workload.
+    flops: floating-point operations of a sample; 0 if unknown.
+    recomputed: True if the backward pass recomputes activations.
     """
     octave = float(np.log2(batch)) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()

@@ -1,8 +1,8 @@
 """Compute the mean and the variance of log step seconds after the fit of regressor.py.
 
-The mean is the formula at the posterior mean of its parameters, corrected by the residuals of
-similar setups. The variance is the sum of the variances of the formula, linearised at this point,
-and of the correction.
+The mean is the formula at the posterior mean of its parameters, plus a correction from the
+residuals of similar setups. The variance is the variance of the linearised formula plus that of the
+correction.
 """
 
 from dataclasses import dataclass, field
@@ -49,11 +49,11 @@ class Posterior:
     """The result of fitting the regression.
 
     Attributes:
-        reach: the number of devices of the largest measured cluster, by code of a kind of device.
+        reach: {code of a kind of device: number of devices of the largest measured cluster}.
         process: the Gaussian process of log step seconds. It has no rows before the first
             iteration of the fit.
         spreads: standard deviations of residuals.
-        neighbours: the Gaussian process of each cell's residuals, by code of the cell. A cell is a
+        neighbours: {code of a cell: the Gaussian process of the cell's residuals}. A cell is a
             workload in one mode on one kind of device.
     """
 
@@ -63,9 +63,9 @@ class Posterior:
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the seconds of steps and their parts by the formula alone.
+        """Return the seconds of steps and of their parts, without the correction by residuals.
 
-        Its parameters are at their posterior mean.
+        The formula is evaluated at the posterior mean of its parameters.
         """
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 

@@ -33,8 +33,8 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    An unknown cell gets the mean variances of the known cells on the same kind of device. The mean
-    over all known cells counts as another such cell.
+    The variances of an unknown cell are a mean over the known cells on the same kind of device. The
+    mean over all known cells is included in this mean as one more cell.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -74,9 +74,9 @@ class Neighbours(NamedTuple):
 def fit_neighbours(
     rows: Rows, residual: FloatArray, weight: FloatArray, spread: FloatArray
 ) -> tuple[Neighbours, FloatArray]:
-    """Fit a Gaussian process to the residuals of a cell, and scale its standard deviations.
+    """Fit a Gaussian process to the residuals of a cell, and calibrate its standard deviations.
 
-    The standard deviations are multiplied by a factor with which they match the cross-validation
+    All standard deviations are multiplied by one factor, so that they match the cross-validation
     errors. Returns the process with its range of corrections, and the scaled standard deviations.
 
     Args:
@@ -117,10 +117,9 @@ def _fitted(
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
     """Return the factor that makes the standard deviations of `process` match its errors.
 
-    The errors come from cross-validation, which leaves out all rows with the same cluster together,
-    because their errors have common causes. With this factor, 90 % of the errors are inside the
-    90 % interval. It is limited to the range from 0.8 to 4. Returns 1 if there are fewer than 40
-    rows (ENOUGH).
+    With this factor, 90 % of the cross-validation errors are inside the 90 % interval. The
+    cross-validation leaves out all rows of a cluster together, because their errors have common
+    causes. The factor is clipped to 0.8 to 4. It is 1 if there are fewer than 40 rows (ENOUGH).
     """
     if len(features) < ENOUGH:
         return 1.0
@@ -139,10 +138,10 @@ def with_neighbours(
 ) -> Spreads:
     """Return the standard deviations of `cells`, plus a shared entry for all smaller cells.
 
-    A cell is a workload in one mode on one kind of device. `cells` has those with at least 40 rows
-    (ENOUGH). The shared standard deviations come from `spreads`. They are increased if they are too
-    small for the leave-one-out errors of `process` in the rows of small cells. `process` was fitted
-    to `rows`.
+    A cell is a workload in one mode on one kind of device. `cells` has the cells with at least 40
+    rows (ENOUGH). `spreads` has the shared entry. Its standard deviations are increased if the
+    leave-one-out errors in the rows of small cells are larger. These errors are those of `process`,
+    which was fitted to `rows`.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

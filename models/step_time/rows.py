@@ -40,10 +40,10 @@ Cell = tuple[str, Mode, str]  # workload, one-device mode (`Mode.alone`), kind o
 class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
-    `flops` are those of one sample. `hidden_part` is the fraction of a step on one device that
-    remains when the first bucket of gradients is ready. `last_bucket_bytes` is the size of the
-    bucket that is ready last. `divided` has the numbers of weights and activations of the layers
-    that tensor parallelism splits.
+    `flops` are the floating-point operations of one sample. `hidden_part` is the fraction of a
+    one-device step after the first gradient bucket is ready: exchanges can overlap with this part.
+    `last_bucket_bytes` is the size of the bucket that is ready last. `divided` has the numbers of
+    weights and activations in the layers that tensor parallelism splits.
     """
 
     gradient_bytes: float = 0.0
@@ -74,9 +74,9 @@ def code_of(*key: object) -> float:
 class Points:
     """The inputs from which the seconds of one device are predicted, with a row per point.
 
-    A point is a workload in a mode, on a kind of device, with a batch. The four columns of `codes`
-    identify the kind of device, the neural network, the workload in its mode, and the workload in
-    its mode on the kind. The middle batch is the median of the workload's measured batches.
+    A point is a workload in a mode, on a kind of device, with a batch. The columns of `codes`
+    identify the kind of device, the neural network, the (workload, mode) and the (workload, mode,
+    kind of device). The middle batch is the median of the workload's measured batches.
     """
 
     mean: FloatArray  # prior mean of log seconds
@@ -96,14 +96,14 @@ class Rows(Line):
 
     Attributes:
         points: the batches whose seconds on one device are needed.
-        point: (rows, members) the position in `points` of each member; -1 for padding and for
-            all-reduces without training.
-        middle: as `point`, but with the middle batch in place of the member's batch.
+        point: (rows, members) position in `points` of each member of the cluster; -1 for padding
+            and for all-reduces without training.
+        middle: (rows, members) position in `points` of each member with the middle batch.
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.
-        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the
-            combination of workload, mode and kind of device, called a cell. The kind of device is
-            that of the machine with the slowest link.
+        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the cell. A
+            cell is a (workload, mode, kind of device). The machine with the slowest link determines
+            the kind of device.
     """
 
     points: Points
@@ -163,14 +163,14 @@ class SetupFacts:
     Attributes:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
-        middle: log2 of the middle batch (the median of the measured batches), by (workload,
-            one-device mode). A one-device mode (`Mode.alone`) has neither a multi-device strategy
-            nor offload.
-        batches: the smallest and the largest measured batch, by (workload, one-device mode).
-        optimizer_part: the seconds of the optimizer divided by the one-device seconds at the middle
-            batch, by (workload, one-device mode, kind of device).
-        input_part: the fraction of one-device seconds spent on making batches, by (workload,
-            one-device mode, kind of device).
+        middle: {(workload, one-device mode): log2 of the middle batch}. The middle batch is the
+            median of the measured batches. A one-device mode (`Mode.alone`) has neither a
+            multi-device strategy nor offload.
+        batches: {(workload, one-device mode): (smallest, largest) measured batch}.
+        optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
+            fraction of the one-device seconds at the middle batch}.
+        input_part: {(workload, one-device mode, kind of device): the fraction of the one-device
+            seconds spent on making batches}.
     """
 
     machines: dict[str, Machine]
@@ -189,9 +189,9 @@ class SetupFacts:
     def middle_of(self, workload: str, mode: Mode) -> float:
         """Return log2 of the middle batch: the median of the batches measured in `mode`.
 
-        If no batch was measured in `mode`, a transformer gets a batch of 16,384 tokens. Any
-        other workload gets the median over its other modes, or else over all workloads, or else 32
-        samples.
+        If no batch was measured in `mode`, the result for a transformer is a batch of 16,384
+        tokens. For any other workload, it is the first value that exists: the median over its
+        other modes, the median over all workloads, or 32 samples.
         """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
@@ -322,9 +322,10 @@ class SetupFacts:
         2. log2 of the number of machines
         3. log2 of the mean number of devices per machine
         4. 1 - (mean / maximum) of the devices per machine
-        5. mean over machines of log2(peak fp32 rate / that of the machine with the slowest link)
+        5. mean over machines of log2(machine's peak fp32 rate / reference rate)
 
-        `link` is the result of `_slowest_link`.
+        The reference rate is the peak fp32 rate of the machine with the slowest link. `link` is the
+        result of `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -357,7 +358,7 @@ class SetupFacts:
         1. The bytes that a step sends: the bytes of all gradients times the strategy's
            `Communication.sent`, halved if a sharded mode computes in 16 bits.
         2. The bytes of a bucket.
-        3. The fraction of one device's seconds during which exchanges can be hidden (NaN: unknown).
+        3. The fraction of a one-device step that can overlap with exchanges (NaN: unknown).
         4. The bytes of the last bucket (NaN: unknown).
         5. 1 if every micro-step exchanges gradients, else 0.
         """
@@ -379,9 +380,8 @@ class SetupFacts:
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
 
-        `size` (rows,) is the first result of `_buckets`, the bytes of all gradients times
-        `Communication.sent`. If the sizes of a workload's layers are unknown, tensor parallelism is
-        assumed to send as many bytes as DDP.
+        `size` (rows,) is the first number of `_buckets`: the bytes that a step sends. If the layer
+        sizes of a workload are unknown, tensor parallelism is assumed to send as many bytes as DDP.
         """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
         ranks, most = setups.ranks, setups.layout.max(axis=1)

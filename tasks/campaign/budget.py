@@ -55,9 +55,9 @@ def allowance(
     now: datetime,
     offers: Sequence[Offer] | None = None,
 ) -> Allowance:
-    """Return the deadline and worst-case cost that `launch` may have, or why it may not be made.
+    """Return the deadline and the worst-case cost of `launch`, or the reason to refuse the launch.
 
-    The worst-case cost is the cost at the highest price if the machines run until the deadline. For
+    The worst-case cost assumes the highest price, and machines that run until the deadline. For
     local hosts, it is the estimated cost.
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
@@ -134,11 +134,11 @@ def patience_s(
 def caps_of(
     workspace: Workspace, tally: Tally, now: datetime, offers: Sequence[Offer]
 ) -> tuple[list[Cap], str]:
-    """Return the dollar caps of the campaign and of the calendar month (UTC), and a problem.
+    """Return ([campaign cap, cap of the calendar month in UTC], error message or "").
 
-    Each `Cap` also has the dollars that already count against it. The problem is the reason why
-    such an amount is unknown, or "". Leases (records of launches) are read before the spent
-    dollars. A lease that ends between the two reads thus counts twice instead of not at all.
+    A `Cap` has its limit in dollars, and the dollars that already count against the limit. The
+    error message says why an amount is unknown. Leases (records of launches) are read before the
+    spent dollars. Thus a lease that ends between the two reads counts twice, but is never missed.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     held, problems = workspace.provider.leases(), list[str]()
@@ -194,12 +194,12 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return the cost in dollars of refreshes that ended in the month of `now`, and a problem.
+    """Return (dollars, error message) for the refreshes that ended in the month of `now`.
 
-    A refresh that began in the previous month counts in full. Launches that are not in the
-    warehouse, but in the file of costs in SRIFT_HOME (`Ec2Leases.spent`), count too.
-    The problem is "" if all costs are known. If the cost of a refresh is unknown or the file cannot
-    be read, the problem says so, and the returned cost is infinite.
+    A refresh that began in the previous month counts in full. Launches that the warehouse lacks
+    count if the file of costs in SRIFT_HOME (`Ec2Leases.spent`) has them. The error message is ""
+    if all costs are known. The dollars are infinite if the cost of a refresh is unknown or the file
+    cannot be read.
     """
     month = f"{now:%Y-%m}"
     recent = workspace.mart("spend", month=month)
@@ -220,15 +220,14 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
     """Create the file of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    With the file, the costs still count if the warehouse is lost or replaced. Does nothing if the
-    file exists and `stated` is None.
-    stated: this month's cost in dollars according to the user, or None. If the warehouse and the
-        file have a lower cost, the difference is added to the file.
+    The file keeps the costs if the warehouse is lost or replaced. Does nothing if the file exists
+    and `stated` is None.
+    stated: this month's cost in dollars, as the user typed it; None if the user typed no cost. If
+        the recorded cost is lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if `stated` is None and machines wrote to the S3 bucket this month, but
-            neither the warehouse nor the file has costs. Also if the bucket or the file cannot be
-            read.
+        ProviderError: if machines wrote to the S3 bucket this month, but no cost is recorded and
+            `stated` is None. Also if the bucket or the file cannot be read.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     if stated is None and leases.spent() is not None:
@@ -240,8 +239,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(
                 f"nothing was bought: machines wrote to {ec2.bucket} this month, but neither the"
-                f" warehouse nor {leases.spent_file} has their cost. Look at AWS's bill, and"
-                " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+                f" warehouse nor {leases.spent_file} has a cost. Read this month's cost in the AWS"
+                " bill, and run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
@@ -294,10 +293,10 @@ class Tally:
         by_status: {status, such as "measured": number of runs and launches with this status}.
         seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
-        refused: clusters that the provider could not supply, or in which a machine lacked the
-            devices that it must have.
-        data: {workload: the plan of the transfer of its data}.
-        lacking: {workload: the reason why it cannot be measured}.
+        refused: clusters that the provider could not supply, or that had a machine with missing
+            devices.
+        data: {workload: the plan to transfer its data to the machines}.
+        lacking: {workload: the reason why the workload cannot be measured}.
     """
 
     cap_usd: float

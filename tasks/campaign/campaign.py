@@ -65,8 +65,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    Left out are the clusters in `tally.refused`, which the provider just refused, and the workloads
-    in `tally.lacking`, which cannot be measured.
+    The launches exclude the clusters in `tally.refused`, which the provider just refused. They also
+    exclude the workloads in `tally.lacking`, which cannot be measured.
     frames: {name: measurements}, the result of `reads.training_frames`.
     champion: the model in use, or None.
     """
@@ -111,11 +111,11 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Each choice of launches uses all measurements so far. If there is a model in use (`champion`),
-    launches are chosen again after each launch. Without a model, a whole list of launches is
-    yielded before the next list is chosen. Clusters that the provider refused are tried again
-    only when no other launch is left to buy. If [campaign] elastic_runs is set, the last launches
-    measure the cost of losing a local machine.
+    Each choice of launches uses all measurements so far. With a model in use (`champion`), launches
+    are chosen anew after each launch. Without a model, they are chosen anew after a whole list of
+    launches. Clusters that the provider refused are tried again only when no other launch is left.
+    If [campaign] elastic_runs is set, the last launches measure how much time a workload loses
+    when it loses a local machine.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -214,9 +214,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    The rows are about network probes, and about workloads that have not changed since the failure.
-    Runs that failed because of a machine, the data or the installation of requirements are left
-    out, because they may succeed next time.
+    A failed run counts if it is a network probe, or if its workload has not changed since the
+    failure. A failure because of a machine, the data or the installation of requirements does not
+    count, because the run may succeed next time.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -231,11 +231,11 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return what a campaign needs to estimate how much a run would improve a recommendation.
+    """Return the inputs to estimate how much a run would improve a recommendation.
 
-    The result has the model's predictions and, for each workload, the setups that compete for the
-    recommendation. Workloads and instance types are left out if their definition has changed since
-    `model` was trained.
+    The result has the model's predictions. For each workload, it also has the setups among which
+    the recommendation chooses. Workloads and instance types that have changed since `model` was
+    trained are left out.
     model: the model in use. runs: all measured runs.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
@@ -323,9 +323,9 @@ def serve_launch(
     The caller then loads the records from the mailbox (a folder or S3 prefix). If an exception or
     Ctrl-C stops the launch, this function loads them before it raises the exception.
 
-    If `allowance` refuses the launch, such as for its worst-case cost, no machine is acquired and
-    the result has a row with status "refused". No machine is acquired either if all workloads of
-    the launch lack their data.
+    No machine is acquired if `allowance` refuses the launch, for example because of the worst-case
+    cost. The result then has a row with status "refused". No machine is acquired if the data of all
+    workloads of the launch are missing.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -391,7 +391,7 @@ def serve(
 
     Refused requests, errors of the provider and lost machines become rows of the result. If an
     exception or Ctrl-C stops the job, the interrupted run gets a row too. ProviderError, OSError
-    and WorkloadChanged are not raised, so that the next job can run. All others are raised.
+    and WorkloadChanged are not raised, so that the next job can run. Other exceptions are raised.
 
     The machines are always released. The records stay in the mailbox (a folder or S3 prefix) until
     they are loaded.
@@ -431,9 +431,9 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return how a launch ended, after the exception `error` in this process stopped it.
+    """Return an AttemptEnd that describes how the exception `error` stopped a launch.
 
-    An OSError is reported as a failure to use the folder `mailbox`.
+    For an OSError, the reason is that the folder `mailbox` could not be used.
     """
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")

@@ -56,13 +56,13 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    This is the lowest price in the market of [campaign]. If that market does not sell the cluster,
-    it is the lowest price in any market.
+    The price is the lowest in the market that [campaign] sets. If this market does not sell the
+    cluster, the price is the lowest in any market.
 
     Raises:
-        SettingsError: if the workload is unknown or has no code. Also if a text does not name a
-            cluster of known instance types, if no zone sells the machines together at a known
-            price, or if the cluster cannot be launched.
+        SettingsError: if the workload is unknown or has no code. Also if a cluster has an unknown
+            instance type, if no zone sells all its machines at a known price, or if the cluster
+            cannot be launched.
     """
     if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(

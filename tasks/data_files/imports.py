@@ -60,8 +60,9 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that are new, or whose earlier import was forgotten (undone).
-    counts: {title: {name: count}}, such as {"workload": {"vit": 12}}: the lines of the summary.
+    new: number of rows that were not in use before. The rows of a forgotten import count as new.
+    counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
+        {"vit": 12}}.
     sentences: warnings.
     """
 
@@ -181,7 +182,8 @@ def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -
     """Return warnings about instance types without a data sheet, and about changed rows.
 
     counts: the result of `staged_counts`. types: the known instance types of each provider.
-    other: the number of changed rows. The run_id of such a row is stored with another step time.
+    other: the number of changed rows. The warehouse has another step time for the run_id of such a
+        row.
     """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
@@ -206,8 +208,9 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. All their rows are
-    checked. Of other workloads, only new rows are checked.
+    workloads: the workloads whose facts are imported together with the rows. All rows of these
+        workloads are checked, also the rows in the warehouse. For other workloads, only new rows
+        are checked.
     """
     peaks = [
         {
@@ -257,12 +260,13 @@ def asked_of_public(
 ) -> Workspace:
     """Import the public step times if a question about `workload` needs them.
 
-    Public step times ship with Srift. The question needs them if `workload` has no measurements on
-    EC2 and one of two conditions holds: `shape` is True, or the public step times include
-    `workload` and srift.toml gives it no code. Returns the result of `with_public_workloads`.
+    Public step times ship with Srift. They are imported only if `workload` has no measurements on
+    EC2, and if `shape` is True or `workload` is public. A public workload has public step times,
+    and no code in srift.toml.
 
     shape: True if the question is about a transformer on EC2.
 
+    Returns the workspace with the public workloads that are in use (see `with_public_workloads`).
     Raises WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
@@ -273,10 +277,10 @@ def asked_of_public(
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
-    """Forget the import whose id begins with `text`: its rows and facts are no longer used.
+    """Forget the import whose id begins with `text`. Nothing is deleted.
 
-    Facts are properties of a workload, such as its number of parameters. Nothing is deleted. Keys
-    of the result:
+    The model no longer uses the import's rows and facts. Facts are properties of a workload, such
+    as the number of parameters. Keys of the result:
 
         rows: number of measurements that are no longer used.
         facts: number of workloads whose imported facts are no longer used.

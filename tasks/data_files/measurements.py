@@ -36,7 +36,7 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """A file is refused, and nothing of it is loaded.
+    """Raised if a file cannot be imported. Nothing of the file is loaded.
 
     `problems` has a sentence for each bad value.
     """

@@ -55,10 +55,10 @@ def public_machines() -> list[dict[Any, Any]]:
 def with_public_workloads(workspace: Workspace) -> Workspace:
     """Return a workspace that also has the workloads whose public step times are in use.
 
-    Public step times ship with Srift. They are in use if they were imported, and the
-    warehouse has neither measurements nor another definition of the workload. A workload of
-    srift.toml with the same name takes precedence. If the provider is not EC2, the workspace is
-    returned unchanged.
+    Public step times ship with Srift. A workload's public step times are in use after their import.
+    They are not in use if the warehouse has other measurements or another definition of the
+    workload. A workload of the same name in srift.toml takes precedence. For providers other than
+    EC2, the workspace is returned unchanged.
     """
     if workspace.provider.name != PROVIDER:
         return workspace

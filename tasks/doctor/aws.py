@@ -37,9 +37,9 @@ _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the URIs of public 
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
-    """Return the findings on the AWS account.
+    """Check the AWS account, and return the result of each check.
 
-    If a check fails, the checks that depend on it are skipped.
+    If a check fails, the checks that depend on this check are skipped.
     """
     ec2 = settings.ec2
     found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
@@ -213,9 +213,9 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Send the requests with which a launch creates resources, as dry runs of the EC2 API.
+    """Send the EC2 requests that create a launch's resources, as dry runs.
 
-    The security group and the placement group do not exist yet, so the requests do not name them.
+    The requests name no security group and no placement group, because these do not exist yet.
     """
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]

@@ -44,8 +44,8 @@ def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iter
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
-    Folders need no statement. Addresses below s3://BUCKET/PREFIX/data/ of the [ec2] settings need
-    none either, because the policies in deployments/iam allow them.
+    Folders need no statement. Addresses below s3://BUCKET/PREFIX/data/ (of the [ec2] settings) need
+    no statement, because the policies in deployments/iam already allow them.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"

@@ -29,9 +29,10 @@ class NotChecked(Exception):
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     """Run a check, and return its result as a finding.
 
-    ask: the check, which is called with `given`. The text that it returns becomes a finding `ok`.
-    An error becomes a finding `wrong`, or a `note` if the check could not run or the warehouse is
-    missing or busy.
+    ask: the check, which is called with the arguments `given` and returns a text.
+
+    The status is `ok` if the check succeeds, and `wrong` if it fails. The status is `note` if the
+    check could not run, or if the warehouse is missing or busy.
     """
     try:
         return Finding(check, "ok", ask(*given))

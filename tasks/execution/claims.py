@@ -43,9 +43,9 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended. Only the dollars of this refresh are released. If empty,
-        the dollars of all refreshes are released, except those of a refresh that is running now.
-    A failure is printed, not raised. The next `srift reap` tries again.
+    over: id of a refresh that has ended. Only the dollars of this refresh are released. If `over`
+        is empty, the dollars of all refreshes except the running refresh are released.
+    Errors are printed, not raised. The next `srift reap` tries again.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
@@ -65,16 +65,17 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
             file.unlink(missing_ok=True)
     except Exception as error:  # measurements must not be lost because a claim stays open
         reporter().say(
-            f"note: dollars of this SRIFT_HOME stay reserved until `srift reap` runs: {error}"
+            "note: dollars of this SRIFT_HOME stay reserved in the shared warehouse until you run"
+            f" `srift reap`: {error}"
         )
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
     """Return the dollars that other installations have reserved, as rows of the mart `claims`.
 
-    A reservation is left out if its dollars could only be spent before `month_start`. The result is
-    empty if no warehouse is shared.
-    before: id of a refresh. Reservations that were made after its reservation are left out.
+    Reservations that expired before `month_start` are left out. The result is empty if no warehouse
+    is shared.
+    before: id of a refresh that has a reservation. Only earlier reservations are returned.
     """
     if not _shares_a_month(workspace):
         return []

@@ -96,9 +96,9 @@ class DataCarrier:
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
 
-        If a workload's data cannot be used, its plan has a `problem`. On EC2, each machine's volume
-        must hold the data of all workloads. A workload also has a `problem` if the volume cannot
-        hold its data in addition to the data of the workloads before it.
+        If the data of a workload cannot be used, the workload's plan has a `problem`. On EC2, each
+        machine's volume must hold the data of all workloads. The sizes are added up in the order of
+        `names`. A workload at which the sum exceeds the volume gets a `problem`.
         names: the workloads of the launch. region: the region of its machines.
         """
         found, taken = [], 0

@@ -148,11 +148,11 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Find lost machines that are not in `gone` yet. Return None if there are none.
+        """Return the machines that are lost but not in `gone` yet; None if there are none.
 
         First asks the provider which machines have ended. If none has ended, the machines without a
-        recent heartbeat count as lost. The result names all of them, but has the reason of only one
-        machine: a machine that the provider interrupted, if there is one.
+        recent heartbeat count as lost. `nodes` of the result has all lost machines. `reason` is the
+        reason of one of them: an interrupted machine, if there is one.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)

@@ -41,11 +41,11 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Find which run made an attempt fail, and why.
+    """Return which run made an attempt fail, and why.
 
     The workers' exit codes show which machine most likely caused the failure. The result has the
-    run and the reason that this machine reported. If a worker could not write to the mailbox, `how`
-    is "lost" without nodes, which ends the launch. Otherwise `how` is "failed".
+    run and the reason that this machine reported. The result's `how` is "failed". If the machine
+    could not write to the mailbox, `how` is "lost" and `nodes` is empty, which ends the launch.
 
     finished: a report from each machine, with exit codes, run id and reason.
     under_way: id of the run to blame if the machine's report has no run id in `planned`.
@@ -71,9 +71,9 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 
 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
-    """Return True if every node that failed reports the loss of another node as the reason.
+    """Return True if every node that failed reports that it lost the connection to another node.
 
-    Also returns True if no node failed. finished: the nodes' reports. A lost node need not have a
+    Also returns True if no node failed. finished: the nodes' reports. A lost node may have no
     report.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]

@@ -258,11 +258,11 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 
 
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return rows about refused requests for machines, and about a run that the reaper stopped.
+    """Return rows about an ended launch that no machine recorded.
 
-    Each request that the provider refused has a row. The reaper ends the machines of a launch whose
-    process has died or whose deadline has passed. The first planned run without a record then has a
-    row too.
+    Each request for machines that the provider refused has a row. If the reaper ended the launch,
+    the first planned run without a record also has a row. The reaper ends launches whose process
+    has died or whose deadline has passed.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())

@@ -219,9 +219,9 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for it to `served.rows`.
 
-        Also removes the runs that need a machine without the devices that it must have. Failed
-        attempts are counted for each `_process_key`. After MOST_ATTEMPTS failed attempts, all runs
-        with the key are removed.
+        A machine that lacks expected devices counts as lost, and the runs that need this machine
+        are removed too. After MOST_ATTEMPTS failed attempts with the same `_process_key`, all runs
+        with this key are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -271,8 +271,8 @@ class Session:
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt, and return how it ended.
 
-        It measures a group of remaining runs whose machines are all ready. All runs in the group
-        have the same `_process_key`.
+        The attempt measures remaining runs whose machines are all ready and which have the same
+        `_process_key`.
         """
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
@@ -512,9 +512,9 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the estimated seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may be repeating a disturbed measurement. The result
-        is then the time of a whole repetition, but at most what is left of the job's `patience_s`
-        seconds.
+        A run that takes longer than expected may be repeating a measurement that other work on the
+        hardware disturbed. The result is then the time of a whole repetition, but at most the rest
+        of the job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -528,7 +528,7 @@ class _Attempt:
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
     """Return the time to stop: `stop_at`, or earlier if the machines cost more than planned.
 
-    At twice the planned price, the remaining time is halved, so that the cost stays the same.
+    The total cost stays as planned: at twice the planned price, the remaining time is halved.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

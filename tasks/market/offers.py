@@ -109,9 +109,8 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    A filter is a (column, text) pair. If the text is the column's value in some offer, only offers
-    with this value pass. Otherwise, offers pass if the text occurs within the column's value. Case
-    is ignored.
+    A filter is a (column, text) pair. An offer passes if its value in the column equals the text.
+    If no offer has an equal value, an offer passes if its value contains the text. Case is ignored.
 
     Raises:
         ProviderError: if there are offers, but none passes.

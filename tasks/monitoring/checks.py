@@ -65,10 +65,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return the drifting instance types as {name: time of its newest run tested for drift}.
+    """Return {name of a drifting instance type: time of the newest run that was tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. All its
-    runs up to this time must be measured again.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. All runs
+    of the type up to the returned time must be measured again.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()

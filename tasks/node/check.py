@@ -1,11 +1,17 @@
 """Run a few steps of a workload on this machine's CPU, to find mistakes before renting machines.
 
-`python -m node.check ANSWER` reads a JSON object from standard input, and writes its answer as JSON
-to the file ANSWER. The object has `workload` (the fields of a WorkloadFile), `folder` (the folder
-with its code), `precisions`, `strategies`, and `batch` (samples per step). The answer is a list
-with the result of `checked` for each precision. In the first precision, the strategies that should
-train exactly like ddp are compared with ddp. If steps succeed in this precision, `problem` of its
-result says which comparisons failed.
+`python -m node.check ANSWER` reads a JSON object from standard input, and writes a JSON list to the
+file ANSWER. Keys of the object:
+
+    workload      the fields of a WorkloadFile
+    folder        the folder with the workload's code
+    precisions    the precisions in which to run steps
+    strategies    the strategies to compare with ddp, in the first precision
+    batch         samples per step
+
+The list has the result of `checked` for each precision. Only strategies that should train exactly
+like ddp are compared with ddp. If steps succeed in the first precision, the key `problem` of its
+result describes the comparisons that failed.
 """
 
 import json

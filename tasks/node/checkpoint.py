@@ -107,8 +107,8 @@ class Checkpoints:
         write_json(self.folder / f"start-{len(self.read('start')):06d}.json", start)
 
     def read(self, kind: str) -> list[dict[str, Any]]:
-        """Return what `note_start` stored (kind "start"), or the manifests of all steps ("step").
+        """Return all entries of `note_start` (kind "start"), or all manifests (kind "step").
 
-        Both are in the order of time. Manifests of deleted states are included.
+        The oldest entry is first. Manifests of deleted states are included.
         """
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{kind}-*.json"))]

@@ -1,10 +1,12 @@
 """Find the folder of a workload's data on this machine. Imports only the standard library.
 
-A plan names a folder on the machine (for local hosts) or an S3 address. The courier, a root process
-on the machine, downloads the objects below an address into `data/<digest>/` of the mailbox folder.
-If that fails, it writes the reason to `data/<digest>.failed`. Before the controller (the process
-that launched the machine) writes a plan, it requests the addresses in `data.json`. It reads the
-progress in `node-<i>/data.json`:
+The controller, the process that launched the machine, writes a plan of the runs. For the data of a
+workload, the plan has a folder on the machine (local hosts) or an S3 address (EC2). The courier, a
+root process on the machine, downloads the objects below the address into `data/<digest>/` of the
+mailbox folder. If a download fails, the courier writes the reason to `data/<digest>.failed`.
+
+Before the controller writes a plan, it writes the addresses to `data.json`. It reads the progress
+of the downloads from `node-<i>/data.json`:
 
     data.json             {"data": {digest: address}}
     node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason"}}

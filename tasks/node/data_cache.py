@@ -134,10 +134,11 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory with `share` times the limit in bytes.
+        """Replace the cache by an empty cache in memory. Multiply its size limit by `share`.
 
-        Srift calls this method to time steps as in later epochs, with only some of the samples. A
-        few samples in a folder would be in the page cache anyway, so memory gives the same times.
+        Srift uses this method to time steps of a later epoch with only a part of the samples. The
+        new cache is in memory even if `folder` is given. The times are the same, because the page
+        cache would hold so few samples.
         """
         room = self.memory_gib * _GIB
         if self.folder is not None:

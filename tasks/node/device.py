@@ -42,7 +42,7 @@ def name_of(device: torch.device) -> str:
 
 
 def backend(device: torch.device) -> str:
-    """Return the backend of process groups: gloo for a CPU, and NCCL in addition for a GPU."""
+    """Return the backend of process groups: gloo, and on a GPU also NCCL for GPU tensors."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 

@@ -76,8 +76,8 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
     """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    wait_s: maximum seconds to wait for a driver after the first check. The first check is not
-        included, because it takes minutes on a new machine, which reads torch from a slow disk.
+    wait_s: maximum seconds to wait for a driver, counted from the end of the first check. On a new
+        machine, the first check takes minutes, because it reads torch from a slow disk.
     most_s: maximum seconds of the whole call.
     """
     ends = time.monotonic() + most_s
@@ -96,8 +96,8 @@ def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process imports torch and is killed after `within_s` seconds. If it fails, there are no
-    names.
+    A new process imports torch and lists the devices. The process is killed after `within_s`
+    seconds. If the process fails, the list of names is empty.
     """
     command = (sys.executable, "-c", _LOOK)
     try:

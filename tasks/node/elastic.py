@@ -1,10 +1,12 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-ranks that are present divide it in proportion to the run's `batches`, the largest micro-batch of
-each device, and take as many micro-steps as this limit requires. The first rank of the run's first
-node writes the checkpoints, a file about each start of the workers and, at the end, the run's
-record.
+present ranks divide the global batch in proportion to the run's `batches`, which are the largest
+micro-batches of the devices. If a rank's share exceeds its largest micro-batch, all ranks take
+several micro-steps.
+
+The first rank of the run's first node writes the checkpoints, and a file about each start of the
+workers. At the end, this rank writes the run's record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -43,12 +45,12 @@ _LATE_S = 5.0  # seconds by which other workers may be late when workers join
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    `batches` has the maximum micro-batch size of each rank. A rank's number of samples is
-    proportional to its entry in `batches`, up to rounding. Ranks with equal entries differ by at
-    most one sample. Every rank gets at least one sample. All ranks have the same number of
-    micro-batches, some of which may have size 0. The largest micro-batch of a rank comes last:
-    only the last micro-step communicates, so it must not be empty. There must be at least as many
-    samples as ranks.
+    `batches` has the maximum micro-batch size of each rank. Samples are divided in proportion to
+    `batches`, up to rounding. Every rank gets at least one sample, so `global_batch` must be at
+    least the number of ranks. Ranks with equal maximum sizes differ by at most one sample.
+
+    All ranks have the same number of micro-batches. A micro-batch may be empty, but the last one
+    is the largest of its rank and never empty, because only the last micro-step communicates.
     """
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [1] * len(batches)
@@ -62,8 +64,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 class ElasticRun(Worker):
     """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
-    The leading rank is the first rank of the first node that takes part. After each step, it stores
-    the number of finished steps in the file `mark_path`.
+    The leading rank is the first rank of the first node that takes part. After each step, the
+    leading rank stores the number of finished steps in the file `mark_path`.
     """
 
     def __init__(self) -> None:
@@ -90,10 +92,10 @@ class ElasticRun(Worker):
     def patience_s(self) -> float:
         """Return how many seconds to wait for the other ranks to join.
 
-        The wait is limited, because torchrun does not notify the workers of a machine that is lost
-        before all ranks have joined. At the first start, the limit is the plan's `timeout_s`. After
-        a restart, all ranks start at the same time, so the limit is _LATE_S plus the start-up time
-        of this worker. It doubles after each failed attempt to join, up to `timeout_s`.
+        A limit is necessary: if a machine is lost before all ranks have joined, torchrun does not
+        tell the workers. At the first start, the limit is the plan's `timeout_s`. After a restart,
+        all ranks start at the same time, so the limit is _LATE_S plus the start-up time of this
+        worker. The limit doubles after each failed attempt to join, up to `timeout_s`.
         """
         starts = len(self.checkpoints.read("start"))
         if not starts:
@@ -104,10 +106,13 @@ class ElasticRun(Worker):
     def restore(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore model, optimizer and loss scaler from the newest checkpoint, if there is one.
 
-        Returns a dictionary with `step`, the number of finished steps (0 without a checkpoint), and
-        with `restore_s` and `restore_bytes`, which are None without a checkpoint. After a restore,
-        torch's random seed is set from the run's seed, the rank and the step. Raises RuntimeError
-        if the newest checkpoint differs between ranks.
+        After a restore, torch's random seed depends on the run's seed, the rank and the step. Keys
+        of the result:
+
+            step: number of finished steps; 0 without a checkpoint.
+            restore_s, restore_bytes: seconds and size of the restore; None without a checkpoint.
+
+        Raises RuntimeError if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
         taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
@@ -124,15 +129,16 @@ class ElasticRun(Worker):
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
-                f"the ranks disagree on the newest checkpoint: they found those of steps {steps}"
+                f"the ranks found different newest checkpoints, of the steps {steps}: all machines"
+                " must read the same checkpoint folder"
             )
         return taken
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        Returns the values for the record on the first rank of the run's first node, and {} on other
-        ranks. Raises FloatingPointError if the loss at a checkpoint is not finite.
+        On the first rank of the run's first node, returns the values for the run's record. On other
+        ranks, returns {}. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)

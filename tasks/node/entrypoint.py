@@ -31,18 +31,18 @@ _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as 
 
 
 class WorkloadError(Exception):
-    """The entrypoint is missing, or returns wrong objects or a model with unused parameters."""
+    """Raised if the entrypoint is missing, returns wrong objects, or a parameter is unused."""
 
 
 @dataclass(kw_only=True)
 class LoadedWorkload:
     """The model, loss, batch function and optimizer that an entrypoint returned.
 
-    `make_batch(batch)` returns the inputs and the target of `batch` samples. `loss(model(inputs),
-    target)` is the mean loss of these samples. Model, loss and batches are on `device`, except for
-    a model that is `shared`, which a strategy shards. `loader` is the source of batches if the
-    entrypoint returned a DataLoader, else None. `waited_s` is the total time in seconds spent on
-    making batches or waiting for them.
+    `make_batch(batch)` returns (inputs, target) with `batch` samples. `loss(model(inputs), target)`
+    is the mean loss of these samples. Model, loss and batches are on `device`. If `shared` is True,
+    the model is in host memory until a strategy shards the model. `loader` is the source of batches
+    if the entrypoint returned a DataLoader, else None. `waited_s` is the total number of seconds
+    spent on making batches or waiting for batches.
     """
 
     model: nn.Module
@@ -118,21 +118,25 @@ def build(
 
     All ranks get equal weights but draw different data.
 
-    folder: the folder that contains the workload's Python file, or the unpacked archive's folder.
+    folder: the folder with the workload's Python file or unpacked archive.
     workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
     seed: the seed of the weights. The seed of the data also depends on `rank`.
     computing: the precision, and the device on which the workload computes.
-    shared: True if the strategy shards the model. The model then stays in host memory, because only
-        its shards must fit on a device.
+    shared: True if the strategy shards the model. The model then stays in host memory, because the
+        whole model may not fit on a device.
 
-    The device is torch's default device while the batch function runs and, unless `shared` is True,
-    while the entrypoint runs, so that new tensors are created there. Model, loss and batches are
-    moved there afterwards. The entrypoint may return a DataLoader instead of a batch function (see
-    loader.py). The caller must then call `close` of the result to end the worker processes.
+    The device is torch's default device while the batch function and the entrypoint run. If
+    `shared` is True, the default device of the entrypoint is the CPU. Afterwards, model, loss and
+    batches are moved to the device.
 
-    Raises WorkloadError if there is no entrypoint or it returns wrong objects, LoaderError if the
-    loader cannot be rebuilt, DataMissing if the data are not on this machine, and the errors of the
-    user's code.
+    The entrypoint may return a DataLoader instead of a batch function (see loader.py). The caller
+    must then call `close` of the result to end the worker processes.
+
+    Raises:
+        WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.
+        LoaderError: if the loader cannot be rebuilt.
+        DataMissing: if the data are not on this machine.
+        Exception: any error of the user's code.
     """
     device = computing.device
     torch.manual_seed(seed)
@@ -182,9 +186,9 @@ def build(
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     """Import the workload's Python module, and return it.
 
-    If `workload.module` is set, Python imports this module, and executes it only once in a process.
-    Otherwise, every call executes the workload's code file. Raises WorkloadError if the code file
-    is not a Python file, and the errors of the user's code.
+    If `workload.module` is set, this module is imported, and its code runs only once in a process.
+    Otherwise, every call runs the workload's code file again. Raises WorkloadError if the code file
+    is not a Python file. Also raises the errors of the user's code.
     """
     if workload.module:
         root = str(folder / workload.folder)
@@ -204,10 +208,10 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the place in the workload's code that is last in the traceback of `error`.
+    """Return the last line of the workload's code in the traceback of `error`.
 
-    The result looks like "mine.py, line 14, in make_batch". It is "" if no frame is in the
-    workload's code. Tracebacks in the messages of loader workers' errors are searched too.
+    The result looks like "mine.py, line 14, in make_batch". It is "" if the traceback has no such
+    line. Also searches the tracebacks in the error messages of DataLoader workers.
     """
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     for file, line, function in reversed(frames):
@@ -224,8 +228,8 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
-    If `made_there` is True, `device` is torch's default device while `make_batch` runs. Otherwise
-    the batches are made in host memory, as a loader makes them.
+    If `made_there` is True, `device` is torch's default device while `make_batch` runs. If
+    `make_batch` is a loader, `made_there` is False, and the batches are made in host memory.
     """
     if device.type == "cpu":
         return make_batch

@@ -1,16 +1,16 @@
 """Check that strategies that should train exactly like ddp have the same losses as ddp.
 
 The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because the dropout masks of tensor parallelism differ from those of ddp. The first loss
-differs if the strategy computes a different model or loss. The last loss also differs if the
-strategy updates the weights differently.
+off, because tensor parallelism and ddp draw different dropout masks. The check passes if
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
-`loss` is the loss of the strategy, and `plain` that of ddp. For `spread`, ddp trains again after
-each initial weight was changed by a rounding error. `spread` is the largest difference between the
-losses of the two trainings with ddp, over all steps up to this step. It shows how much the losses
-change by rounding and by randomness that no seed controls.
+`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong model or loss shows in
+the first step. A wrong update of the weights shows in the last step.
+
+To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. `spread`
+is the largest difference between the losses of the two ddp trainings, up to this step. It shows how
+much the losses change because of rounding, and of random numbers without a seed.
 """
 
 import copy
@@ -43,12 +43,16 @@ _MEMORY_OF_DDP = 8
 
 
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
-    """Compare the losses of the strategy of the run `item` with those of ddp.
+    """Compare the losses of two short trainings: with the strategy of the run `item`, and with ddp.
 
-    `build` builds the workload on this rank; its argument `shared` is True if the strategy shards
-    the model. Every rank must call this function. If ddp cannot train the model here, the reason is
-    printed and nothing is compared. Raises NotMeasured if the losses differ, ValueError if the
-    strategy cannot train the model, and the errors of the workload.
+    Every rank must call this function. If ddp cannot train the model on this machine, the reason is
+    printed and nothing is compared.
+
+    build: builds the workload on this rank. Its argument `shared` is True if the strategy shards
+        the model.
+
+    Raises NotMeasured if the losses differ, and ValueError if the strategy cannot train the model.
+    Also raises the errors of the workload.
     """
     batch = min(*item.batches, _MAX_BATCH)
     batches: list[Any] = []
@@ -94,7 +98,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         plain = losses(DDP)
     except RuntimeError as error:  # such as a weight without a gradient, which fsdp accepts
         if dist.get_rank(group) == 0:
-            print(f"{item.strategy} was not compared with {DDP}, which fails here: {error}")
+            print(f"{item.strategy} was not compared with {DDP}, because {DDP} failed: {error}")
         return
     found = losses(item.strategy)
     others = plain if found == plain else losses(DDP, disturbed=True)
@@ -104,6 +108,6 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
-                f"{item.strategy} trains something else than {DDP}: in step {step} its loss is"
-                f" {own:.6g}, and that of {DDP} is {dense:.6g} on the same batch; use {DDP}"
+                f"{item.strategy} does not train like {DDP}: in step {step}, on the same batch, the"
+                f" loss is {own:.6g} with {item.strategy} and {dense:.6g} with {DDP}; use {DDP}"
             )

@@ -2,9 +2,9 @@
 
 An item is one run of the plan. A node runs its items one after another, even if they use different
 devices. Different nodes run single-node items at the same time, because these items use no network.
-A multi-node item runs alone: it begins when all earlier items have ended, and no later item begins
-before it has ended. The first rank of an item sets a key of the shared store when the item ends.
-Other ranks wait for an item by blocking on its key, which needs no CPU time.
+A multi-node item runs alone: all earlier items end before its start, and later items start after
+its end. When an item ends, its first rank sets a key of the shared TCPStore. Other ranks block on
+this key to wait for the item, which needs no CPU time.
 """
 
 import json
@@ -47,9 +47,10 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Worker:
-    """A process that torchrun started on one device of a machine, to run the agent's plan there.
+    """A process of torchrun on one device of a machine, which runs the plan on this device.
 
-    reports: True for the first rank of a node, which writes armed-<a>.json and progress.json.
+    reports: True for the first rank of a node. It writes armed-<a>.json and progress.json, where
+        <a> is the number of the attempt.
     described: the device, in the form in which records describe it.
     """
 
