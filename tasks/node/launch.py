@@ -142,14 +142,15 @@ class Worker:
 class Launch(Worker):
     """One rank of a torchrun launch, with its plan, its store and its process groups.
 
+    store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     devices: the device of each rank.
-    written: the names of the workloads whose checkpoint this rank has timed.
-    equal: a set with a text for each combination of workload, strategy, precision and ranks whose
-        losses were equal to those of ddp.
+    written: names of workloads. This rank has timed writing a checkpoint of each.
+    equal: settings whose losses were equal to those of ddp, so that they are not compared again.
+        Each entry is a text with workload, strategy, precision and ranks.
     order: the nodes in the order of the all-reduce ring, in which each rank sends to the next rank.
         Empty means the order of ranks.
-    pairs: the links between machines, as returned by probe.pairs. It is empty if they were not
-        measured, and on every rank except the first of each machine.
+    pairs: the result of probe.pairs, which measures the links between machines. It is empty if the
+        links were not measured. Only the first rank of each machine has it.
     """
 
     def __init__(self) -> None:
@@ -206,10 +207,10 @@ class Launch(Worker):
                 self.groups[members] = self._group(ring, sort_ranks=False)
 
     def placed(self, item: Item) -> Item:
-        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
+        """Return a copy of `item` whose nodes are in the order of the all-reduce ring.
 
-        Returns `item` itself if the ring has the order of ranks, or if the run has fewer than
-        LEAST_ORDERED nodes.
+        The nodes' devices and batches are reordered too. Returns `item` itself if no ring order is
+        set, or if the run has fewer than LEAST_ORDERED nodes.
         """
         if not self.order or len(item.nodes) < LEAST_ORDERED:
             return item
@@ -278,7 +279,7 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """Return one line: the error's type, the start of its message, and the place in user code.
 
     The place is the last traceback entry in the code of `workload`, such as "mine.py, line 14, in
-    make_batch". It is left out if there is none.
+    make_batch". Without such an entry, the line has no place.
     """
     text = str(getattr(error, "msg", error)).strip()  # `msg` of a SyntaxError omits the line
     lines = text.splitlines() or [""]

@@ -1,14 +1,14 @@
 """Rebuild a workload's DataLoader for a new batch size, and control its worker processes.
 
-The rebuilt loader keeps the user's settings, except for the batch size and the timeout, which is at
-most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different seed
-on each rank. When an iterable dataset ends, the loader starts again. An incomplete last batch is
-dropped.
+The rebuilt loader keeps the user's settings, except for the batch size and the timeout. The timeout
+is at most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different
+seed on each rank. When an iterable dataset ends, the loader starts again. An incomplete last batch
+is dropped.
 
-If the dataset has a sample cache (data_cache.py), steps are timed as in later epochs, when the
-cache is full. To fill the cache quickly, only a few samples are read before the first step, and
-batches are drawn from these samples. The cache's limit is reduced in proportion, so that it holds
-the same fraction of these samples as it would hold of the whole dataset.
+A dataset may have a sample cache (data_cache.py), which the first epoch fills. Steps are timed with
+a full cache, as in later epochs. To fill the cache quickly, only a few samples are read, and all
+batches are drawn from these samples. The cache's size limit is reduced in proportion. The cached
+fraction of the samples is therefore the same as in a real training.
 """
 
 import os
@@ -75,9 +75,9 @@ class Loader:
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return the inputs and the target of the next `batch` samples.
 
-        After the last batch of the data, it starts again with the first batch. Raises LoaderError
-        if the data have no complete batch, or if a batch does not have `batch` samples. Also raises
-        the errors of torch and of user code.
+        When the data end, the loader starts again with the first batch. Raises LoaderError if the
+        data have no complete batch, or if a batch does not have `batch` samples. Also raises the
+        errors of torch and of user code.
         """
         if self._rebuilt is None or self._rebuilt.batch_size != batch:
             self.close()
@@ -98,10 +98,10 @@ class Loader:
         return inputs, target
 
     def as_in_later_epochs(self) -> None:
-        """Make later batches take as long as in later epochs, when the dataset's caches are full.
+        """Fill the dataset's sample caches, so that loading is as fast as in later epochs.
 
-        This method caches a few samples, and later batches are drawn from these samples. Does
-        nothing if the dataset has no cache. Raises the errors of the dataset.
+        Only a few samples are cached, and later batches are drawn from these samples. Does nothing
+        if the dataset has no cache. Raises the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))

@@ -1,11 +1,12 @@
 """Decide when a measurement is repeated because of a busy host, and when it is precise enough.
 
-Steps are timed in blocks of consecutive steps. CPU time is stolen while a virtual CPU is ready to
-run but the hypervisor does not run it; /proc/stat counts this time (see proc(5)). Stolen time makes
-steps slower. It comes in phases of seconds to minutes. Therefore a block with much stolen time is
-repeated. The run's record has the stolen fraction of the blocks that were not repeated. Other
-tenants also slow steps down through shared caches and lower clock rates, which stolen time does not
-show. A fixed reference computation (reference.py) before and after each block shows both effects.
+Steps are timed in blocks of consecutive steps. Other tenants of the host disturb these times in two
+ways. First, the hypervisor may not run a virtual CPU that is ready to run. /proc/stat counts this
+time as stolen (see proc(5)). Stolen time comes in phases of seconds to minutes. A block with much
+stolen time is therefore repeated. The run's record has the stolen fraction of the other blocks.
+Second, other tenants fill shared caches and lower the clock rate, which stolen time does not show.
+Therefore a fixed reference computation (reference.py) is timed before and after each block. Its
+time shows both effects.
 """
 
 import math
@@ -45,12 +46,14 @@ class Patience:
     the last repetition is accepted, even if it is disturbed.
 
     left_s: seconds left for repeated measurements.
-    taken, wanted: `taken` is the CPU time that the hypervisor took. `wanted` is the sum of this
-        time and the used CPU time. Both are in clock ticks (see processor_ticks), and are summed
-        over the accepted blocks, for each block on its most disturbed machine.
+    taken: the CPU time that the hypervisor took, in clock ticks.
+    wanted: the sum of `taken` and the used CPU time, in clock ticks.
     reference: a fixed computation to time before and after each block.
-    references: for each accepted block and rank, the mean time in seconds of the reference
-        computation before and after the block.
+    references: a list with one time per rank in seconds, for each accepted block. The time is the
+        mean of the two reference computations before and after the block.
+
+    `taken` and `wanted` are sums over accepted blocks. For each block, they count only the machine
+    with the largest stolen fraction.
     """
 
     left_s: float = 0.0
@@ -74,15 +77,16 @@ class Patience:
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Return the values for the record about the reference computation.
+        """Return the values about the reference computation for the run's record.
 
-        `used` lists the number of devices of each machine. The result has these keys; it is {}
-        if no block was measured:
+        `used` lists the number of devices of each machine. Returns {} if no block was measured,
+        else a dictionary with these keys:
 
-        reference_s: for each machine, the median time in seconds over blocks on its slowest device.
+        reference_s: a list with one time in seconds per machine. It is the median over blocks, on
+            the machine's slowest device.
         reference_blocks: the number of blocks.
-        reference_spread: the coefficient of variation over blocks (standard deviation / median) of
-            a device, combined over devices as a root mean square.
+        reference_spread: the variation between blocks. For each device, it is the standard
+            deviation divided by the median. Devices are combined by the root mean square.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:
@@ -157,11 +161,11 @@ def median_error(values: Sequence[float]) -> float:
 
 
 def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[_Result]:
-    """Return the values in the middle half, in ascending order of `key`.
+    """Return the middle half of `values`, in ascending order of `key`.
 
-    The mean of these values is the interquartile mean. Under a CPU quota, a short computation takes
-    one of two durations: it runs without a pause, or it waits for the next quota period. The median
-    jumps between these durations. The interquartile mean does not.
+    The mean of these values is the interquartile mean. It varies less than the median if a CPU
+    quota pauses short computations. A computation then takes one of two durations: it runs without
+    a pause, or it waits for the next quota period. The median jumps between these durations.
     """
     ordered = sorted(values, key=key)
     cut = len(ordered) // 4
@@ -181,13 +185,15 @@ def drift(values: Sequence[float]) -> float:
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float) -> int:
-    """Return the number of steps in the next block of a measurement; 0 if it can stop.
+    """Return the number of steps in the next block of a measurement; 0 if the measurement ends.
 
-    A measurement can stop after `most` steps, or when `left_s` is not positive. It can also stop
-    after `least` steps if the standard error of the median is below MEDIAN_ERROR and `drift` is
-    below DRIFT. At least one step is always measured. A block has max(2, `least` / 2) steps, or the
-    number of steps left until `most` if that is smaller. `seconds` has the time of each step so
-    far.
+    `seconds` has the time of each step so far. The measurement ends after `most` steps, or when
+    `left_s` is not positive. It also ends after `least` steps if the step time is precise. The step
+    time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift` is below
+    DRIFT.
+
+    At least one step is always measured. A block has max(2, `least` // 2) steps, but never more
+    than the steps left until `most`.
     """
     count = len(seconds)
     if count and (count >= most or left_s <= 0):

@@ -1,9 +1,10 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
-`python -m node.prepare PYTHON ...` then replaces itself by the command `PYTHON ...`, which runs
-with the Python of the workloads' environment, in their folder and with their environment variables.
-If the preparation fails, every run of the plan that needs the machine fails. This module imports
-only the standard library.
+Run as `python -m node.prepare PYTHON ...`. After the preparation, this process replaces itself by
+the command `PYTHON ...`. If the workloads have requirements, the command runs with the Python of
+their environment. It runs in the workloads' folder, with their environment variables. If the
+preparation fails, every run of the plan that needs the machine fails. This module imports only the
+standard library.
 """
 
 import os

@@ -28,11 +28,12 @@ _EMPTIES = 5
 def probe(
     item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
 ) -> dict[str, Any]:
-    """Time all-reduces, and return the values for the run's record.
+    """Time all-reduces of several sizes, and return the values for the run's record.
 
-    Returns a dictionary with the list `rows`. A row describes one message size: `bytes`, and
-    `seconds`, the time of an all-reduce on its slowest rank, as the interquartile mean of the
-    repeats. Raises NotMeasured for a single device.
+    Returns {"rows": list}, with one row per message size. A row has the size `bytes`, and the time
+    `seconds` of an all-reduce. An all-reduce is repeated, and each repeat is timed on its slowest
+    rank. `seconds` is the interquartile mean of the repeats. Raises NotMeasured for a single
+    device.
     """
     if group is None:
         raise NotMeasured("a probe of the network needs at least two devices")
@@ -64,16 +65,16 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    Pairs exchange messages one after another, while all other ranks are idle. Every rank of `group`
-    must call this function. Returns a dictionary with three keys. Each value is a list with SWEEPS
-    entries, because everything is measured SWEEPS times:
+    Every rank of `group` must call this function. One pair of ranks exchanges messages at a time,
+    while all other ranks are idle. Each measurement is made SWEEPS times. Returns a dictionary with
+    three keys. Each value is a list with SWEEPS entries:
 
-    latency_s: (n, n) matrices. Entry (i, j) is the time in seconds of a one-byte message from i to
-        j while j also sends to i. Both ends measure it, and the larger time counts.
-    byte_s: (n, n) matrices with the additional time per byte, in seconds.
-    sharing: numbers from 0 to 1 that say how much pairs delay each other if they send at the same
-        time. 0 means not at all, and 1 means as if all pairs shared one link. They are measured
-        with the slowest pairs that have no machine in common.
+    latency_s: matrices of shape (n, n). Entry (i, j) is the time in seconds in which ranks i and j
+        send each other one byte. Both ranks measure this time, and the larger time counts.
+    byte_s: matrices of shape (n, n) with the additional time per byte, in seconds.
+    sharing: numbers that say how much pairs delay each other if they send at the same time. 0 means
+        not at all. 1 means as if all pairs shared one link. The slowest pairs that have no machine
+        in common are measured.
     """
     links = _Links(group)
     sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])
@@ -97,8 +98,8 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    Each link is measured with a message of one byte and a long message. `sizes` has, for each rank,
-    the size in bytes of the long message. It is 0 until the first sweep has chosen it.
+    Each link is measured with a message of one byte and a long message. `sizes[rank]` is the size
+    in bytes of the long message to `rank`. The size is 0 until the first sweep.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -108,8 +109,8 @@ class _Links:
     def sweep(self) -> torch.Tensor:
         """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks), in seconds.
 
-        It has the latency and the time per byte. Both ranks of a pair measure, and the larger time
-        counts.
+        The first matrix has the latencies, and the second matrix the times per byte. Both ranks of
+        a pair measure their link, and the larger time is returned.
         """
         mine = torch.zeros(2, len(self.sizes), dtype=torch.float64)
         for pair in combinations(range(len(self.sizes)), 2):
@@ -143,8 +144,8 @@ class _Links:
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.
 
-        It starts at _MIN_BYTES, and is doubled until an exchange takes _PAIR_S seconds or the size
-        reaches _MAX_BYTES. Both ends return the same size.
+        The size starts at _MIN_BYTES. It is doubled until an exchange takes _PAIR_S seconds, or
+        until it reaches _MAX_BYTES. Both ends of the link return the same size.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:
@@ -159,8 +160,8 @@ class _Links:
     def _steady_s(self, size: int, peer: int) -> float:
         """Time two exchanges of `size` bytes with `peer`, and return the shorter time in seconds.
 
-        An exchange before them is not timed, because a rate limit lets the first bytes pass at full
-        speed.
+        The first exchange is a warm-up and is not timed: some links send their first bytes faster
+        than their rate limit.
         """
         self._exchange_s(size, peer)
         return min(self._exchange_s(size, peer) for _ in range(2))

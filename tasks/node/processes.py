@@ -87,8 +87,9 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 def blame_rank(code: Any) -> int:
     """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
 
-    The key is 0 if the process itself failed (a code in FAULTS, or a signal, whose code is
-    negative), 2 if it lost a peer, and 1 for other codes.
+    0: the process failed. Its code is in FAULTS, or is negative because a signal killed it.
+    1: any other code.
+    2: the process lost a peer (EXIT_LOST_PEER), so the cause is another process.
     """
     if code == EXIT_LOST_PEER:
         return 2

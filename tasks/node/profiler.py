@@ -36,9 +36,10 @@ def profile(
 ) -> Profile:
     """Profile the batch sizes of the run `item`, and return the values for its record.
 
-    `group` contains only this rank. The measurement of DDP's buckets needs this group. Batches of a
-    loader are made in this process, so that the cost of loading is measured separately. Batch sizes
-    that exceed the device's memory are left out. Raises OutOfMemoryError if even the smallest does.
+    Batch sizes that exceed the device's memory are left out. Raises the out-of-memory error if the
+    smallest batch size exceeds the memory. A DataLoader loads its batches in this process, so that
+    the cost of loading is measured separately. `group` contains only this rank. It is needed to
+    measure DDP's buckets.
     """
     rows: list[Profile] = []
     if built.loader is not None:
@@ -74,12 +75,14 @@ def profile(
 
 
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
-    """Measure the forward, backward and optimizer time and the peak memory for one batch size.
+    """Time the phases of a step with `batch` samples, and measure the peak memory.
 
-    The step is repeated, and the repeats are sorted by total time. Each returned time is the mean
-    over the middle half of the repeats, so that the times add up to a typical step. `input_s` is
-    the time to make the batch. `forward_s` includes `input_s` and the time to clear the gradients.
-    `loading` has the result of `_loading` for each repeat.
+    Returns a dictionary. `forward_s`, `backward_s` and `optimizer_s` are the times of the phases.
+    `input_s` is the time to make the batch. `forward_s` includes `input_s` and the time to clear
+    the gradients. `loading` lists the result of `_loading` for each repeat of the step.
+
+    Each time is the mean over the middle half of the repeats, sorted by total time. The times
+    therefore add up to a typical step.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -110,9 +113,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def thread_counters() -> list[float]:
-    """Return the seconds of this thread: by the clock, on a CPU, and waiting for a CPU.
+    """Return this thread's [wall time, CPU time, time of waiting for a CPU] in seconds.
 
-    The last number is 0 if the kernel hides it (see proc(5)).
+    The waiting time is 0 if the kernel does not show it (see proc(5)).
     """
     queued_s = 0.0
     with suppress(OSError):
@@ -135,8 +138,9 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
     """Yield 0, 1, 2, ..., a number for each repeat of a measurement, for about `max_s` seconds.
 
-    The first `left_out` repeats are a warm-up, whose times the caller does not use. After them,
-    there are at least _MIN_REPEATS repeats, even if `max_s` has passed, and at most _MAX_REPEATS.
+    The first `left_out` repeats are a warm-up, whose times the caller does not use. At least
+    _MIN_REPEATS and at most _MAX_REPEATS repeats follow. The minimum applies even if `max_s` has
+    passed.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -157,9 +161,11 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
     """Return a dictionary for each of DDP's gradient buckets, in the order in which they are ready.
 
-    Each has `bytes`, the size of the bucket, and `ready_fraction`, the fraction of the backward
-    pass's time after which the bucket is ready (the mean over several passes). The first two passes
-    are not measured, because DDP rebuilds its buckets after the first pass.
+    bytes: the size of the bucket.
+    ready_fraction: the time at which the bucket is ready, as a fraction of the backward pass's
+        time. It is the mean over several passes.
+
+    The first two passes are not measured, because DDP rebuilds its buckets after the first pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

@@ -1,12 +1,13 @@
 """Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
 The controller is the process that launched the nodes (machines). Controller and nodes exchange
-files through the mailbox, a folder or, for EC2, an S3 prefix. An attempt is one start of torchrun
-on all nodes that take part. These are the files of the mailbox, where `a` is the number of an
+files through the mailbox. The mailbox is a folder or, for EC2, an S3 prefix. An attempt is one
+start of torchrun on all nodes that take part. In the file names below, `a` is the number of an
 attempt, counted from 1. This module imports only the standard library.
 
     controller
-        plan.json           the Plan; a rewrite with a higher attempt number starts a new attempt
+        plan.json           the Plan; a new attempt starts when it is rewritten with a higher
+                            attempt number
         go-<a>.json         starts the measurement; `order`: the nodes in the order of the
                             all-reduce ring, or empty; `why`: the reason for the order
         done.json           ends the agents
@@ -16,13 +17,14 @@ attempt, counted from 1. This module imports only the standard library.
         ready.json          address
         heartbeat.json      rewritten every second
         finished-<a>.json   exit_code of torchrun, worker_exit_code (a negative code is a signal;
-                            others are in processes.py), reason, run_id, log_tail
+                            processes.py defines other codes), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
     node-<i>/, worker
         armed-<a>.json      the rank has joined the process group and waits for go; `pairs`: the
                             links that probe.pairs measured, if the plan requests them
         progress.json       attempt and run_id of the current item
-        records/<run_id>.json   a run's record, by its first node or by the node that failed
+        records/<run_id>.json   the record of a run; the run's first node writes it, or the node
+                            that failed
     node-<i>/, courier (root process on EC2)
         data.json           progress of the downloads
         notice.json         EC2's notice that it takes the machine back
@@ -57,17 +59,20 @@ ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices 
 class WorkloadFile:
     """A workload in a plan: a file with code, the function to call, and its arguments.
 
+    The mailbox is the folder through which the controller and the nodes exchange files.
+
     digest: hash of the code and its settings.
-    file: path in the mailbox of a Python file or an archive. A node unpacks an archive into a
-        folder. It then imports `module` with the folder on Python's path or, without a `module`,
-        loads the file `source` in the folder.
-    source: the user's name of the code file.
+    file: path in the mailbox of a Python file or a .tar.gz archive. A node unpacks the archive into
+        a folder.
+    source: path of the code file, as the user knows it. Without a `module`, a node loads this file
+        from the folder.
+    module: the module that a node imports, with the folder on Python's path.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: the folder of the installed requirements; empty if the node installs them.
     env: environment variables for the code.
-    data: a folder or an S3 address; empty if the function takes no data. The function receives the
-        folder on the machine as its argument `data` (see data.py).
+    data: a folder or an S3 address; empty if the function takes no data. The function's argument
+        `data` is the path of the folder on the machine (see data.py).
     data_digest: identifies the data.
     """
 
@@ -106,8 +111,9 @@ class Devices:
     """Devices of one kind on one machine: their name, their number, and the threads of each rank.
 
     In a plan, these are the devices that the machine must have. `name` is the provider's name of
-    the device, CPU or ANY, and `threads` 0 means one thread per core. In a record, these are the
-    devices that a run used, and `name` is torch's name.
+    the device, or CPU, or ANY. If `threads` is 0, a rank uses one thread per core.
+
+    In a record, these are the devices that a run used. `name` is the name that torch reports.
     """
 
     name: str
@@ -122,25 +128,28 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One measurement run of a plan. Its `kind` is profile, probe, train, learn or elastic.
+    """One measurement run of a plan. Its `kind` is one of:
+
+    profile: time the phases of a step for several batch sizes, on one device with ddp.
+    probe: time all-reduces between devices.
+    train: time training steps.
+    learn: record training losses. The `most_steps` steps are divided into `windows` groups of equal
+        length. The run stops after the group in which `most_s` seconds pass. Losses are comparable
+        between runs with the same seed, nodes, devices and batches.
+    elastic: train while nodes may be lost. The run is the only run of its plan, with ddp and
+        without switches. The nodes that are present divide the global batch. A checkpoint is
+        written every `checkpoint_every` steps, until `most_steps` steps are done. When a node is
+        lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not be
+        lost.
+
+    Other fields:
 
     nodes: indices of the nodes that take part, in ascending order.
     devices: the number of devices that the run uses on each of `nodes`. Empty means one device on
-        each node. A run uses the first devices of a machine. A node starts as many ranks as its
-        largest run needs.
-    batches: for train, learn and elastic, the samples per device and micro-step on each of `nodes`.
-        For profile, which runs on one device of one node with ddp, the batch sizes to profile, in
-        ascending order.
+        each node. A run uses the first devices of a machine.
+    batches: the samples per device and micro-step on each of `nodes`. For profile, these are the
+        batch sizes to profile, in ascending order.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
-
-    A learn run records training losses. Its `most_steps` steps are divided into `windows` groups of
-    equal length, and it stops after the group in which `most_s` seconds pass. Losses are comparable
-    between runs with the same seed, nodes, devices and batches.
-
-    An elastic run is the only run of its plan, with ddp and without switches. The nodes that are
-    present divide the global batch. A checkpoint is written every `checkpoint_every` steps, until
-    `most_steps` steps are done. When a node is lost, the other nodes wait `wait_s` seconds for a
-    replacement. The first node must not be lost.
     """
 
     run_id: str
@@ -170,7 +179,10 @@ class Item:
 
     @property
     def batch_by_rank(self) -> list[int]:
-        """Return the samples per micro-step of each rank; `batches` has them of each node."""
+        """Return a list with the samples per micro-step of each rank.
+
+        All ranks of a node have the node's entry in `batches`.
+        """
         pairs = zip(self.batches, self.used, strict=True)
         return [batch for batch, used in pairs for _ in range(used)]
 
@@ -190,10 +202,12 @@ class Plan:
     expected: the devices that each node must have. A node that lacks them fails.
     port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails. torch's default would be half an hour.
-    join_s: seconds that nodes wait for each other at the start, because a new machine reads torch
-        from a slow disk. A node with GPUs may use up to `join_s` seconds more to check them first.
+    join_s: seconds that nodes wait for each other at the start. A new machine needs this time to
+        read torch from a slow disk. A node with GPUs first checks the GPUs, for up to `join_s` more
+        seconds.
     prepare_s: seconds that nodes may take to install requirements.
-    patience_s: seconds available to repeat measurements during which the hypervisor took CPU time.
+    patience_s: seconds available to repeat disturbed measurements. A measurement is disturbed if
+        the hypervisor took much CPU time.
     ranks: the nodes that take part in this start of torchrun, in ascending order; empty means all.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
@@ -226,7 +240,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return how many seconds a node waits at most for torchrun to start on the other nodes.
+        """Return the maximum seconds that a node waits until torchrun starts on the other nodes.
 
         Before they start torchrun, the other nodes may check devices and install requirements.
         """
@@ -235,11 +249,10 @@ class Plan:
 
     @property
     def rank_counts(self) -> dict[int, int]:
-        """Return {node: number of torchrun's ranks} for the nodes that take part in this start.
+        """Return {node: number of ranks} for the nodes that take part in this start of torchrun.
 
-        A node has as many ranks as the run of the plan with the most devices uses on it. Ranks are
-        numbered node by node, as in torchrun's static rendezvous. Raises ValueError if a run needs
-        a node that does not take part.
+        A node has one rank for each device of its largest run. torchrun numbers the ranks node by
+        node (static rendezvous). Raises ValueError if a run needs a node that does not take part.
         """
         counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
         for item in self.items:
@@ -306,11 +319,13 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
-    `problem` is why the run failed; "" for a measured run. The record's `status` is "failed" or
-    "measured". `values` are the measured values; a failed run has none. `devices` are the
-    devices that the run used, one entry per node. The record's `cause` is DATA if the workload's
-    data were missing, else "". A failed record without a cause means that the workload is at fault.
-    `fail_runs` sets other causes.
+    problem: why the run failed; "" for a measured run. It decides the record's `status`, which is
+        "failed" or "measured".
+    values: the measured values; a failed run has none.
+    devices: the devices that the run used, one entry per node.
+
+    The record's `cause` is DATA if the workload's data were missing, else "". `fail_runs` sets
+    other causes. In a failed record, the cause "" means that the workload is at fault.
     """
     workload = plan.workload(item)
     return {

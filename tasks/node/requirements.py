@@ -205,8 +205,8 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 def readable() -> list[str]:
     """Return paths that pip must be able to read, such as Python's folders and a certificate.
 
-    The list also has the values of all environment variables that are passed to pip, although some
-    of them are not paths.
+    The list also has the values of all environment variables that pip receives. Some of these
+    values are not paths.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

@@ -1,14 +1,15 @@
 """Run the training steps of this rank: time them with and without communication, or record losses.
 
-Data parallelism averages gradients over W ranks. The mean loss of rank i is multiplied by
-W b_i / B, so that unequal batches b_i train like one global batch of B samples. Steps are timed in
-blocks. Ranks agree between blocks whether to stop, so that the agreement is not timed.
+Data parallelism averages gradients over W ranks. A rank i has a batch of b_i samples, and all ranks
+together have B. The rank's mean loss is multiplied by W b_i / B. Unequal batches then train like
+one global batch. Steps are timed in blocks. Ranks agree between blocks whether to stop, so that
+this exchange is not timed.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
-time of a workload with a loader is therefore the median of the step times without waits, plus the
-mean wait. The number of steps is a multiple of the number of workers. Workers start the warm-up
-without prefetched batches, and are paused between blocks, so that the measured rate is a rate that
-they can sustain.
+time of a workload with a loader is therefore the median time without waits, plus the mean wait. The
+number of steps is a multiple of the number of workers. Workers must not load batches while no step
+runs, because the measured rate would be too high. Therefore they start the warm-up without
+prefetched batches, and are paused between blocks.
 """
 
 import math
@@ -52,10 +53,10 @@ def one_step(
 
     module: the model, or the module into which a strategy wrapped it.
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
-    scale: the factor of each sample's loss: the number of ranks divided by the global batch,
-        because gradients are averaged over ranks.
-    sync: True to communicate gradients in the last micro-step. If FSDP shards the gradients, they
-        are then communicated in every micro-step, because whole gradients may not fit on a device.
+    scale: the factor of each sample's loss, which is the number of ranks divided by the global
+        batch. The number of ranks is a factor because gradients are averaged over ranks.
+    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
+        micro-step, because whole gradients may not fit on a device.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
@@ -145,8 +146,8 @@ class TimedSteps:
     def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
         """Time blocks of steps until the step time is precise (see `measuring.next_block`).
 
-        Returns the duration of each step, and the wait for its batches, as two lists in seconds.
-        Both are those of the slowest rank.
+        Returns two lists in seconds: the duration of each step, and the wait for its batches. Each
+        entry is the maximum over ranks.
         """
         seconds: list[float] = []
         waits: list[float] = []
@@ -229,8 +230,9 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
 def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -> dict[str, Any]:
     """Time training steps, and return the values for the run's record.
 
-    The nodes of `item` have the order of the ranks in `group`. Raises NotMeasured if the first or
-    the last loss is not finite, or if gradients in fp16 overflow at every loss scale.
+    `item` must list its nodes in the order of the ranks in `group`. Raises NotMeasured if the first
+    or the last loss is not finite. Also raises NotMeasured if gradients in fp16 overflow at every
+    loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()

@@ -45,7 +45,10 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     if CHECKPOINTING in named:
         recomputed = _several_layers(model)
         if not recomputed:
-            raise ValueError("switch checkpointing: the model has no module with several layers")
+            raise ValueError(
+                "switch checkpointing: the model has no module with several layers; train without"
+                " this switch"
+            )
         for block in recomputed:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if COMPILE in named:
@@ -105,10 +108,10 @@ def _modules(
 ) -> Iterator[nn.Module]:
     """Divide a module into submodules of at most `limit` weights, and yield them.
 
-    A larger submodule is yielded if it cannot be divided. `divides` returns False for modules that
-    must stay whole. Module lists are always divided, because a list is never called. torch's own
-    classes, except for those in _CALL_CHILDREN, are never divided, because they use the weights of
-    their children without calling the children.
+    A submodule that cannot be divided is yielded even if it is larger than `limit`. `divides`
+    returns False for modules that must stay whole. Module lists are always divided, because a list
+    is never called. torch's own classes are never divided, because they use the weights of their
+    children without calling the children. The exceptions are the classes in _CALL_CHILDREN.
     """
     for child in module.children():
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")

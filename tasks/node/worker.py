@@ -165,7 +165,10 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
             launch.written.add(item.workload)
             values |= write_checkpoint(built)
     if compiled_nothing(item.switches):
-        raise NotMeasured("switch compile: torch.compile found nothing to compile in this model")
+        raise NotMeasured(
+            "switch compile: torch.compile found nothing to compile in this model; train without"
+            " this switch"
+        )
     if compute_s := values.get("rank_compute_s"):
         values["rank_compute_s"] = launch.by_rank(item, compute_s)
     patience.references = [launch.by_rank(item, block) for block in patience.references]
@@ -174,11 +177,11 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 
 
 def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
-    """Exit, so that torchrun ends the other ranks. Write a failed record first.
+    """Write a failed record and exit, so that torchrun ends the other ranks.
 
-    No record is written if `error` means that a peer was lost, because the cause is then a failure
-    elsewhere. Each rank that fails writes the record, because torchrun may end the run's first rank
-    before it can write.
+    No record is written if `error` means that a peer was lost, because the cause is then another
+    rank. Every rank that fails writes the record. The first rank alone does not suffice, because
+    torchrun may end it before it can write.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER

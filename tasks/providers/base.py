@@ -74,17 +74,22 @@ class NotSwept(ProviderError):
 class Lease:
     """The record of a launch, which is stored in the file lease.json.
 
-    `controller` is the PID of the process that launched the machines. `usd_per_hour` and `usd` (the
-    cost) are None if they are unknown. `refusals` has one sentence for each failed launch attempt.
-    `ended_at`, `usd` and `outcome` are set when the launch ends. `outcome` is one of:
+    controller: PID of the process that launched the machines.
+    usd_per_hour: the price of the machines; None if unknown.
+    refusals: one sentence for each failed launch attempt.
+    ended_at, usd, outcome: set when the launch ends. `usd` is the cost; None if unknown.
+
+    `outcome` is one of:
 
     released   the process that made the launch ended it; the reaper may have finished this
-    reaped     the reaper ended the launch
+    reaped     the reaper, which ends abandoned launches, ended it
     refused    no machine was launched
 
-    The file does not have the last three fields. `mailbox` is the folder of the machines' files.
-    `controller_alive` is True if the controller still ran when the file was read. `problem` says
-    why the file is unreadable; it is "" for a readable file.
+    These fields are not in the file:
+
+    mailbox: the folder of the machines' files.
+    controller_alive: True if the controller still ran when the file was read.
+    problem: why the file is unreadable; "" for a readable file.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

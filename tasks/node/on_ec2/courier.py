@@ -1,11 +1,13 @@
 """The courier, a root process that runs on a rented EC2 machine from boot to power-off.
 
-It is started as `python -m node.on_ec2.courier`. The agent and the workloads run as an ordinary
-user, whom the courier blocks from the machine's credentials. The courier transfers files between
-the machine and S3, uploads EC2's notices, and downloads the data that the controller (the process
-that launched the machine) names. It retries after errors of S3 or of the disk. At the end, it
-always powers the machine off with the first program `shutdown` on PATH. Emulated hosts put another
-`shutdown` there.
+It is started as `python -m node.on_ec2.courier`. It transfers files between the machine and S3, and
+uploads EC2's interruption notices. It downloads the workloads' data, which the controller requests.
+The controller is the process that launched the machine.
+
+The agent and the workloads run as an ordinary user. The courier blocks this user from the machine's
+credentials. After an error of S3 or of the disk, the courier tries again. At the end, it always
+runs the first program `shutdown` on PATH, which powers the machine off. A host that emulates EC2
+has another `shutdown` there.
 """
 
 import argparse
@@ -49,10 +51,10 @@ class Delivery:
     start: `start(rank, deadline_unix)` starts the agent.
     notice: a function that returns EC2's interruption notice, or None.
     owner: the user id of the agent.
-    ends: the machine's deadline on the clock time.monotonic().
-    data: downloads the workloads' data. Its `mailbox` is the local folder for the machine's files.
-    sent: the last uploaded content of each status file.
-    next_at: the time at which each of several regular tasks is due again.
+    ends: the machine's deadline, as a value of time.monotonic().
+    data: downloads the workloads' data. `data.mailbox` is the local folder for the machine's files.
+    sent: {name of a status file: its last uploaded content}.
+    next_at: {name of a regular task: value of time.monotonic() at which the task is due again}.
     leaving: True if the machine is shutting down.
     grace_s: the agent must end this many seconds before the machine.
     """
@@ -135,7 +137,10 @@ class Delivery:
             self._complain(f"{name} was not uploaded: {error}")
 
     def _is_due(self, task: str, every_s: float) -> bool:
-        """Return True if the last call with the result True was at least `every_s` seconds ago."""
+        """Return True if a regular task is due. The task is due again after `every_s` seconds.
+
+        A task is due at its first call.
+        """
         now = time.monotonic()
         if now < self.next_at.get(task, now):
             return False
@@ -174,10 +179,10 @@ class Delivery:
                 self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
-        """Upload all new and changed files, and repeat this until `waiting()` returns no files.
+        """Upload new and changed files again and again, until `waiting()` is empty or False.
 
-        Changed files are uploaded even if they were uploaded a moment ago. Errors are printed.
-        Stops when time.monotonic() reaches `until`.
+        A file is uploaded even if its last upload was only a moment ago. Errors are printed. Stops
+        when time.monotonic() reaches `until`.
         """
         pause_s = POLL_S
         while True:

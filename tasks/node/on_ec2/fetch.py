@@ -30,9 +30,10 @@ class Fetcher:
         self.states: dict[str, dict[str, str]] = {}
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads those addresses that were not requested before.
+        """Start a thread that downloads the data at S3 addresses.
 
-        `addresses` maps the digest of a workload's data to its S3 address.
+        `addresses` maps the digest of a workload's data to its S3 address. Data that an earlier
+        call requested are not downloaded again.
         """
         new = {name: each for name, each in addresses.items() if name not in self.states}
         if new:
@@ -40,7 +41,7 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
-        """Download the addresses one after another, and store each outcome in `states`."""
+        """Download the data of each address, one after another. Store each outcome in `states`."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)

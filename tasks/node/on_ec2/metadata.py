@@ -1,8 +1,9 @@
 """Read the machine's identity and interruption notices from EC2's metadata service (IMDSv2).
 
-User-data, the script that EC2 runs at boot, contains this file, because it is needed before the
-package is on the machine. It needs only Python 3.10 and its standard library. As in botocore,
-AWS_EC2_METADATA_SERVICE_ENDPOINT names another address of the service, for an emulated EC2.
+User-data, the script that EC2 runs at boot, contains this file. The script uses the file before the
+package is on the machine. The file needs only Python 3.10 and its standard library. The environment
+variable AWS_EC2_METADATA_SERVICE_ENDPOINT changes the service's address, as in botocore. An
+emulated EC2 sets this variable.
 """
 
 import http.client
@@ -27,10 +28,10 @@ class Metadata:
         self.base = (named or "http://169.254.169.254").rstrip("/")
 
     def ask(self, method: str, path: str, header: str, value: str) -> str:
-        """Send one request, and return the body of the response.
+        """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has the header `X-aws-ec2-metadata-token<header>` with this `value`. Raises
-        OSError (for example HTTPError) or HTTPException.
+        The request has one header. Its name is "X-aws-ec2-metadata-token" followed by `header`, and
+        its content is `value`. Raises OSError (for example HTTPError) or HTTPException.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)

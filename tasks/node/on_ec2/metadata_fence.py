@@ -1,8 +1,8 @@
 """Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
-The service gives the machine's credentials to every process that requests them. A routing rule for
-the user id and a packet filter block the user; either suffices. To verify the block, a process of
-the user tries to connect and must fail.
+The service gives the machine's credentials to every process that requests them. A routing rule and
+a packet filter each block the user id. One of them is sufficient. To verify the block, a process of
+the user tries to connect, and must fail.
 """
 
 import os
@@ -47,10 +47,10 @@ def account(name: str) -> pwd.struct_passwd:
 def start_as(
     user: pwd.struct_passwd, command: Sequence[str], **options: object
 ) -> subprocess.Popen[bytes]:
-    """Start a process as `user` that ends when this process ends.
+    """Start `command` as `user`, and return the new process.
 
-    The process has no supplementary groups and cannot gain privileges through set-uid programs.
-    `options` are passed to Popen.
+    The new process ends when this process ends. It has no supplementary groups, and cannot gain
+    privileges through set-uid programs. `options` are passed to Popen.
     """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
@@ -63,11 +63,12 @@ def start_as(
 
 
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
-    """Block `user` from the metadata service at the URL `base`. Return "", or why that failed.
+    """Block `user` from the metadata service at the URL `base`. Return "", or why the block failed.
 
-    After a failure, the user's code must not run. All rules are applied although a single rule
-    suffices, because a rule may disappear: systemd-networkd drops the routing rules of other
-    programs when it restarts. `python` is the interpreter with which `user` tries to connect.
+    If the block failed, the user's code must not run. All rules are applied, although a single rule
+    suffices, because a rule may disappear. For example, systemd-networkd deletes the routing rules
+    of other programs when it restarts. `python` is the interpreter with which `user` tries to
+    connect.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80

@@ -51,9 +51,9 @@ class Inbox:
     def fetch(self) -> None:
         """Download new and changed files of the manifest, workloads first and `done.json` last.
 
-        Stops at a file that is newer than the manifest, because a newer manifest will list it.
-        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest has an invalid
-        name.
+        A file whose SHA-256 differs from the manifest is newer than the manifest. The download then
+        stops, because a newer manifest follows. Raises an error in s3.FAULTS if S3 or the disk
+        fails, or if the manifest has an invalid name.
         """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         for name in files:
@@ -204,11 +204,11 @@ class Outbox:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return (content, mark) of a file. The mark changes when the content changes.
+        """Return (content, mark) of a file; None if it is not a regular file of the user `owner`.
 
-        Returns None if it is not a regular file of the user `owner`. For a log, the content is the
-        last _LARGEST_BYTES bytes. For other files, it has at most one byte more than this limit,
-        which shows that the file is too large.
+        The mark changes when the content changes. For a log, the content is the last _LARGEST_BYTES
+        bytes. Other files are cut after _LARGEST_BYTES + 1 bytes. A content of this length means
+        that the file is too large.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:

@@ -123,11 +123,11 @@ def _hook(
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-    """Replace `optimizer.step` by that of a ZeroRedundancyOptimizer of the optimizer's class.
+    """Replace `optimizer.step` by a step that divides the update among ranks (strategy zero1).
 
-    Each parameter is updated as a whole by one rank, so the weights equal those of DDP bit for bit.
-    Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and
-    defaults.
+    The new step is the step of a ZeroRedundancyOptimizer. One rank updates each whole parameter, so
+    the weights equal those of DDP bit for bit. Raises TypeError if the optimizer's class cannot be
+    constructed from its parameter groups and defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
@@ -170,6 +170,9 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _cut_as(shard: Any, values: Tensor) -> Tensor:
-    """Return `values`, which are equal on all ranks, sharded like the parameter `shard`."""
+    """Shard `values` in the same way as the parameter `shard`, and return the result.
+
+    `values` must be equal on all ranks.
+    """
     values = values.to(shard.to_local().device)
     return distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)

@@ -11,14 +11,15 @@ adasum        combines gradients in a hook of DistributedDataParallel, before th
 adasum-delta  each rank takes its optimizer's step; then the weight changes are combined
 
 The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and r xor
-2^k hold the same segment of two different vectors:
+2^k are partners. Each partner holds a different vector, but the same segment of its vector:
   1. Each rank keeps half of its segment and sends the other half to its partner.
   2. Three dot products per parameter are summed over the 2^(k+1) ranks that share the two vectors.
   3. Each rank combines its half.
 After the last level, the halves are sent back. A rank sends 2 (P - 1) / P of the values, as in a
-ring all-reduce, and 24 m (m + 1) / 2 bytes per parameter tensor. Each entry is combined by one rank
-and then distributed. Therefore all ranks end with the same bits, and a NaN of one rank reaches all
-ranks.
+ring all-reduce. For the dot products, it also sends 24 m (m + 1) / 2 bytes per parameter tensor.
+
+Each entry is combined by one rank and then distributed. Therefore all ranks end with the same bits,
+and a NaN of one rank reaches all ranks.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -63,10 +64,11 @@ def combine_gradients(
 class Changes:
     """The state of strategy adasum-delta on a rank.
 
-    `weights` are the trained weights, and `before` their values before the optimizer's step.
-
-    `is_due` is True after DDP has called its hook for the last bucket of a step. In a step inside
-    `no_sync`, which is timed without communication, DDP calls no hook, so `combine` does nothing.
+    weights: the trained weights.
+    before: the values of `weights` before the optimizer's step, in one flat tensor; None outside a
+        step.
+    is_due: True if the next optimizer step must be combined. DDP's hook sets it for the last bucket
+        of a step. In a step inside `no_sync`, DDP calls no hook, so nothing is combined.
     """
 
     group: dist.ProcessGroup
@@ -118,9 +120,8 @@ def combine(
 
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
-    distance: only recursive calls pass this argument. Rank r exchanges halves of `values` with rank
-        r xor `distance`, combines its half, calls this function for the combined half with twice
-        the distance, and sends the result back.
+    distance: only recursive calls pass this argument, and double it. Rank r exchanges halves of
+        `values` with rank r xor `distance`.
     Raises RuntimeError if a rank does not respond within the group's timeout.
     """
     rank = dist.get_rank(group)

@@ -71,10 +71,11 @@ class SparseExchange:
     def summed(self, index: int, gradient: Tensor) -> Tensor:
         """Return the sum of `gradient` over ranks, with only each machine's largest entries.
 
-        `gradient` and the result have shape (d,). An entry that no machine sends is 0. The entries
-        that were not sent in earlier steps are added first. Those that are not sent now are kept in
-        `residuals[index]`, where `index` is the number of the bucket. Every rank must call this
-        method. Raises RuntimeError if a rank does not respond within the group's timeout.
+        `gradient` and the result have shape (d,). An entry that no machine sends is 0. `index` is
+        the number of the gradient's bucket. `residuals[index]` has the unsent entries of earlier
+        steps. They are added before the largest entries are picked. The entries that are not picked
+        become the new residual. Every rank must call this method. Raises RuntimeError if a rank
+        does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)

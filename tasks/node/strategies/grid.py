@@ -1,11 +1,11 @@
 """Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
 
-Autograd differentiates the exchanges: the gradient of an all-gather is a reduce-scatter, and that
-of an all-to-all is the inverse all-to-all.
-
 P ranks form a grid of `rows` x `columns` x `depth`. The ranks of a row hold different features of
-the same samples. The ranks of a column hold the blocks of a weight for the same outputs. The ranks
-along the depth hold copies of the same block of a weight.
+the same samples. The ranks of a column hold blocks of a weight with the same outputs, but different
+inputs. The ranks along the depth hold copies of the same block of a weight.
+
+Autograd differentiates the exchanges. The gradient of an all-gather is a reduce-scatter. The
+gradient of an all-to-all is the inverse all-to-all.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Grid:
     row: the ranks that hold different features of the same samples.
     column: the ranks whose blocks of a weight have the same outputs, but different inputs.
     depth: the ranks that hold copies of the same block of a weight.
-    features: the ranks that hold the same features of different samples. These are the ranks at the
-        same position in their row, in all rows and at all depths.
+    features: the ranks that hold the same features of different samples. They have this rank's
+        position in their row, in all rows and at all depths.
     """
 
     group: dist.ProcessGroup

@@ -20,10 +20,10 @@ _NARROW = 0.2  # below this fraction of candidates, later iterations look only a
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` largest magnitudes in `values`, in ascending order.
 
-    The result is approximate: a value may be missing if its magnitude is close to the `count`-th
-    largest, and a slightly smaller value is chosen instead. If some values are not finite, they are
-    chosen first, so that all ranks receive them. The rest are then arbitrary finite values. If
-    `count` exceeds the number of values, all positions are returned.
+    The result is approximate: near the `count`-th largest magnitude, a slightly smaller value may
+    replace a larger value. If some values are not finite, they are chosen first, so that all ranks
+    receive them. The other chosen values are then arbitrary. If `count` exceeds the number of
+    values, all positions are returned.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)

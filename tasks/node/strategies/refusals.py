@@ -41,7 +41,7 @@ def refuse(item: Item, device: torch.device) -> None:
     if not fits(name, item.used):
         layout = "+".join(map(str, item.used))
         raise ValueError(
-            f"strategy {name} does not support {layout} devices per machine; use {DDP}"
+            f"strategy {name} does not support machines with {layout} devices; use {DDP}"
         )
     if switches and name in (*TENSOR, TABLES):
         raise ValueError(

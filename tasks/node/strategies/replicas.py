@@ -22,9 +22,9 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
     """Make `optimizer` train new parameters instead of old parameters.
 
-    `replaced` maps an old parameter to (new parameter, cut). The function `cut` returns the new
-    parameter's share of a tensor with the old shape. `cut` is applied to optimizer states with the
-    old shape, such as Adagrad's sums.
+    `replaced` maps an old parameter to (new parameter, cut). The new parameter is a part of the old
+    parameter. `cut(tensor)` returns the same part of a tensor with the old shape. `cut` is applied
+    to optimizer states with the old shape, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [

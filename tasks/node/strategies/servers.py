@@ -4,12 +4,13 @@
             averages 1/S of each gradient bucket
 
 Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
-P machines with one device each, a server receives (P - 1) / S of the gradient bytes, and sends the
+P machines with one device each, a server receives (P - 1) / S of the gradient bytes. It sends the
 same amount. In a ring all-reduce, a rank sends and receives 2 (P - 1) / P of the gradient bytes.
 
-In round r of a push, rank i sends to rank i + r (modulo the number of ranks) if rank i + r is a
-server. In round r of a pull, server i sends to rank i + r. A server therefore exchanges with one
-peer at a time. Buckets are exchanged one after another, on a CPU while the backward pass continues.
+A push or a pull has one round per rank. Ranks are counted modulo the number of ranks. In round r of
+a push, rank i sends to rank i + r if that rank is a server. In round r of a pull, server i sends to
+rank i + r. A server therefore exchanges with one peer at a time. Buckets are exchanged one after
+another. On a CPU, this happens while the backward pass continues.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.

@@ -6,9 +6,10 @@
             rows [Naumov et al. 2019]
 
 Gradients travel the opposite way, so a step equals that of ddp up to rounding. The bytes that a
-rank sends for a table grow with the rank's samples, not with the table. If the ranks' batches
-differ, only the ranks with the smallest batch own tables. Hosts with much memory can then look up
-rows for hosts with fast devices.
+rank sends for a table grow with the rank's samples, not with the table.
+
+If the ranks' batches differ, only the ranks with the smallest batch own tables. For example, slow
+hosts with much memory get small batches, and look up rows for fast hosts.
 
 All ranks must call the tables in the same order. The shape of a rank's indices must not change
 between steps.

@@ -16,10 +16,14 @@ tensor-2.5d  [q, q, d]  d grids of tensor-2d, each with a copy of W and 1/d of t
                         copies' gradients are summed [Wang et al. 2021]. q is the largest number
                         with q q d = P and d >= 2
 
-A run is a sequence of layers that are divided together: the layers of an nn.TransformerEncoder, two
-or more linear layers of an nn.Sequential with only pointwise layers and LayerNorm between them, or
-the linear layers of a feed-forward block of Hugging Face's transformers. Every rank holds all other
-layers whole, in DistributedDataParallel.
+A layer run is a sequence of layers that are divided together. Three kinds of sequences are found:
+
+- the layers of an nn.TransformerEncoder
+- two or more linear layers of an nn.Sequential; only pointwise layers and LayerNorm may be between
+  them
+- the linear layers of a feed-forward block of Hugging Face's transformers
+
+Every rank holds all other layers whole, in DistributedDataParallel.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,9 +68,10 @@ _FEED_FORWARD = {
 
 
 class LayerRun(NamedTuple):
-    """Layers that are divided together, in order.
+    """Consecutive layers of a model that are divided among ranks together.
 
-    The first `inlets` linear layers take the input of the run, which is not divided.
+    `inlets` is the number of linear layers that take the undivided input of the sequence. A gated
+    feed-forward block has two such layers.
     """
 
     layers: list[nn.Module]
@@ -162,7 +167,7 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum each block's gradient over the ranks with a copy of this block, as a step pre-hook.
+        """Sum each block's gradient over the ranks with a copy of the block, as a step pre-hook.
 
         Then divide all gradients by the number of ranks. The results are the gradients of the mean
         of all ranks' losses.
@@ -183,16 +188,16 @@ class Blocks:
 
 
 class _Linear(nn.Module):
-    """This rank's block of a linear layer.
+    """This rank's block of a linear layer, on a grid of ranks (grid.py).
 
-    The ranks form a grid (grid.py). If the grid has several rows, each rank holds a block of every
-    input and output. If it has one row, consecutive layers form pairs, and `opens` is True for the
-    first layer of a pair. A pair takes and returns this rank's samples with all features. Between
-    its layers, each rank holds the samples of all ranks, but only a slice of the features.
+    If the grid has several rows, each rank has a block of the inputs and of the outputs. If the
+    grid has one row, consecutive layers form pairs, and `opens` is True for the first layer of a
+    pair. The first layer gathers the samples of all ranks, and returns a slice of the features. The
+    second layer returns all features of this rank's samples.
 
     dim: the batch dimension of the inputs.
-    arrange: returns a whole weight or bias in the order in which it is divided, with the layer's
-        outputs as the first dimension.
+    arrange: returns a whole weight or bias in the order in which it is divided. The first dimension
+        of the result has the layer's outputs.
     """
 
     def __init__(
@@ -305,7 +310,7 @@ class _Attention(nn.Module):
         if attn_mask is not None and attn_mask.dim() != 2:
             raise ValueError(
                 "attention with divided heads needs a single mask for all samples and heads,"
-                " of shape (length, length)"
+                " of shape (length, length); use strategy ddp"
             )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -336,8 +341,8 @@ class _Sequence(nn.Sequential):
 def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers.
 
-    Except in tensor-1d, hooks exchange activations before the layers that take the input of the run
-    and after its last layer.
+    On a grid with several rows, a hook before the run divides the features of its input. If the
+    output of the run is divided, a hook after its last layer restores all features.
     """
     grid, opens = blocks.grid, run.opens
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
@@ -455,8 +460,8 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
 
     divided_weights: elements of the weights of all divided layers.
     divided_inputs: elements per sample of the inputs of all divided layers.
-    divided_pairs: elements per sample that tensor-1d exchanges. It divides layers in pairs, and
-        exchanges the input of the first layer and the output of the second layer.
+    divided_pairs: elements per sample that tensor-1d exchanges. For each pair of layers, these are
+        the input of the first layer and the output of the second layer.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []

@@ -52,11 +52,9 @@ def attempts(
     """Return the attempts to launch `cluster`, in order.
 
     The first attempt uses the cluster's market. If this market is spot and `markets` includes
-    "on-demand", an on-demand attempt follows. An attempt covers those `zones` in which all instance
-    types of the cluster have a known price. If there is no such zone, the attempt is left out.
-
-    The price of a type in a zone and market comes from the cluster's offer for them. If the cluster
-    has no such offer with a price, the first such offer in `offers` is used.
+    "on-demand", an on-demand attempt follows. An attempt uses those `zones` in which all instance
+    types of the cluster have a known price. An attempt without such a zone is left out. Prices come
+    from the cluster's offers. If these lack a price, the first matching offer in `offers` is used.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -96,11 +94,13 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    For on-demand, this is the list price. For spot, it is SPOT_MARGIN times the current spot price,
-    but not more than the list price of `on_demand`, if known, and never less than the current spot
-    price. The account's discount is not subtracted, because EC2 compares bids with list prices. If
-    the account's price in [ec2.prices] is higher than this result, it is returned instead, so that
-    the spending caps count what is paid.
+    On-demand: the list price.
+    Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, if
+        known. It is never less than the current spot price.
+
+    The account's discount is not subtracted, because EC2 compares bids with list prices. If the
+    account's price in [ec2.prices] is higher, this price is returned. Spending caps then count what
+    the account pays.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -33,11 +33,11 @@ IMAGE_FAMILIES = frozenset(
 
 
 def off_image(kind: InstanceType, image: str) -> str:
-    """Return why the machine image does not run on the type `kind`; "" if it runs or may run.
+    """Return why the machine image does not run on the type `kind`; "" if no reason is known.
 
-    `image` is the SSM parameter that names the image. Which GPU families it supports is known for
-    AWS's Deep Learning AMIs with PyTorch alone. Those with PyTorch before 2.10 do not support g6f
-    and gr6f.
+    `image` is the SSM parameter that names the image. Images are for x86, so they do not run on ARM
+    types. Supported GPU families are known only for AWS's Deep Learning AMIs with PyTorch. The AMIs
+    with PyTorch before 2.10 do not support g6f and gr6f.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
@@ -138,11 +138,12 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    This is the sum of the rates of the cards in `efa_cards`, or the rate of the first card if the
-    type does not support EFA. Peak rates ("Up to 25 Gigabit") are not used, because they last only
-    for minutes. The sum is limited to the rate that EC2 states for the whole machine, because some
-    types list the whole rate for each card (g6e.48xlarge: "400 Gigabit", and 400 on each of four
-    cards). Raises ValueError if a rate is unknown.
+    This is the sum of the rates of the cards in `efa_cards`. If the type does not support EFA, it
+    is the rate of the first card. Peak rates ("Up to 25 Gigabit") are not used, because they last
+    only for minutes. Raises ValueError if a rate is unknown.
+
+    The sum is limited to the rate that EC2 states for the whole machine. Some types list the whole
+    rate for each card: g6e.48xlarge has "400 Gigabit", and 400 on each of four cards.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)

@@ -117,7 +117,7 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the Unix time, on S3's clock, at which the last download without errors began."""
+        """Return the start time of the last download without errors, as Unix time on S3's clock."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -259,12 +259,11 @@ class Ec2Cluster(RunningCluster):
         return self._await_running(machines)
 
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
-        """Send the group's CreateFleet request.
+        """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        Returns the ids of the launched machines, and the error that the caller must raise if there
-        are fewer ids than requested machines. If EC2's response does not say whether machines were
-        launched, this method searches for them by their tags. Raises AwsRefused if the search
-        fails.
+        The caller must raise the error if there are fewer ids than requested machines. If EC2's
+        response does not say whether machines were launched, this method searches for them by their
+        tags. Raises AwsRefused if the search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -387,7 +386,7 @@ class Ec2Cluster(RunningCluster):
     def _look(self) -> bool:
         """Read the machines' states from EC2, and store the end of each ended machine in the lease.
 
-        The stored time is the time of this call. Returns False if AWS does not respond.
+        The end is stored as the time of this call. Returns False if AWS does not respond.
         """
         lease, now = self.lease, self._api.now()
         self._looked_at = now

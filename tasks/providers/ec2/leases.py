@@ -31,11 +31,12 @@ T = TypeVar("T")
 class Ec2Machine:
     """One EC2 instance of a launch.
 
-    `usd_per_hour` includes the volume, the public IP address and S3 requests. `group` is the same
-    as in the `FleetRequest` that launched the machine. `current` is False before the whole cluster
-    runs, and after the machine has been replaced. `rank` is -1 if the machine was found only by its
-    tags, because EC2's response got lost. `download_usd` is an upper bound in dollars on the cost
-    of the machine's downloads.
+    usd_per_hour: the price, including the volume, the public IP address and S3 requests.
+    group: the `group` of the `FleetRequest` that launched the machine.
+    current: True while the machine belongs to the cluster. It is False before the whole cluster
+        runs, and after the machine has been replaced.
+    rank: -1 if EC2's response was lost, and the machine was found only by its tags.
+    download_usd: an upper bound in dollars on the cost of the machine's downloads.
     """
 
     instance_id: str
@@ -255,11 +256,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        If the lease has no machines, its outcome is "refused" instead of `outcome`. If it then has
-        no refusal, the process was killed before it stored AWS's answer, and a refusal that says so
-        is added. If the lease has neither machines nor requests, it is deleted, and returned
-        unchanged. If lease.json cannot be written, no error is raised, and the lease on disk stays
-        open until the reaper closes it.
+        A lease without machines and requests is deleted, and returned unchanged. A lease with
+        requests but without machines has the outcome "refused" instead of `outcome`. If it has no
+        refusal, one is added. It says that the process ended before it stored AWS's answer.
+
+        If lease.json cannot be written, no error is raised. The lease on disk then stays open until
+        the reaper closes it.
         """
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)

@@ -2,7 +2,7 @@
 
 A machine's upload appears as a complete local file, whose modification time is the time at which S3
 stored it. This process (the controller) writes its files for a machine into the machine's folder
-`in/` on S3. The last of them is the manifest, which lists the files with their SHA-256. A machine
+`in/` on S3. It writes the manifest last, which lists the files with their SHA-256. A machine
 chooses the names of its uploads, but no upload is stored outside the machine's local folder.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
@@ -137,8 +137,8 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        `stored` is the object's entry in S3's list. An object is skipped, and True is returned, if
-        S3 no longer has it, if `path` is a folder, or if a parent of `path` is a file.
+        `stored` is the object's entry in S3's list. Some objects are skipped, and True is returned:
+        S3 no longer has the object, `path` is a folder, or a parent of `path` is a file.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -189,9 +189,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     An upload may have at most MOST_BYTES, and its name must match the pattern _NAME. Only records
     and logs are accepted from a machine that has been replaced.
 
-    The `*` in an IAM policy also matches slashes, so that machine A can upload to
-    `<folder of machine B>/out/<folder of machine A>/`. Such an upload is refused, because the name
-    of a machine's folder (the aws:userid) has a colon, and _NAME does not allow colons.
+    The pattern _NAME keeps a machine from writing into another machine's folder. The `*` in an IAM
+    policy also matches slashes. Machine A can therefore upload to
+    `<folder of machine B>/out/<folder of machine A>/`.
+    A folder's name (the aws:userid) has a colon, which _NAME does not allow.
     """
     kept = machine.current or name.startswith(_KEPT)
     plain = _NAME.fullmatch(name) is not None and ".." not in name

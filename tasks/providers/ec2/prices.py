@@ -231,10 +231,10 @@ def most_usd_per_hour_beside(gib: float) -> float:
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """Return `offers` at this account's prices, including all costs besides the instance price.
 
-    These are the cost of the volume, the public IP address and S3 requests, per machine and hour.
-    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. If an
-    offer's price is an estimate that ships with Srift, its `price_source` says so. The function
-    is idempotent.
+    These costs are the volume, the public IP address and S3 requests, per machine and hour. `terms`
+    is the section [ec2] of srift.toml, which has the account's prices and discounts. An offer's
+    `price_source` says if the price is an estimate that ships with Srift. The function is
+    idempotent.
     """
     found = []
     for offer in offers:
