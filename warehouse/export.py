@@ -152,7 +152,10 @@ def read_published(
 
 
 def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
-    """Return the row of report/ledger_summary.sql about `provider`; {} if there is none.
+    """Return how well the provider's published predictions matched later measurements.
+
+    The result is the provider's row of report/ledger_summary.sql: counts and regrets of published
+    first choices that were measured afterwards. The result is {} if no choice was measured.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.

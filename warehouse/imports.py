@@ -60,16 +60,16 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Copy the imported rows and facts to temporary tables. `changes` compares with these."""
+    """Copy the imported rows and facts to temporary tables, for a later call of `changes`."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Compare the imported rows and facts with their copies that `remember` made.
+    """Count how the imported rows and facts have changed since the call of `remember`.
 
     Returns {kind of change: count}. importing/changes.sql lists the kinds.
-    workloads: the counts of new, changed and unchanged facts are limited to these workloads.
+    workloads: new, changed and unchanged facts are counted only for these workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]

@@ -1,6 +1,6 @@
 """Share a warehouse between machines with DuckLake, whose catalogue is in PostgreSQL.
 
-DuckLake has no primary keys, so it would accept the same key from two writers. Therefore only the
+DuckLake has no primary keys, so two writers could store the same key twice. Therefore only the
 holder of a PostgreSQL advisory lock may write. Each process creates the views in memory, because
 the catalogue does not store them.
 """
@@ -301,7 +301,7 @@ def _extension(name: str) -> Path:
 
 
 def _endpoint() -> str:
-    """Return the SQL options of a DuckDB secret for the endpoint of an S3-compatible store.
+    """Return SQL text with the endpoint of an S3-compatible store, for DuckDB's CREATE SECRET.
 
     The endpoint is read from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. Returns "" if neither is set.
     """

@@ -96,9 +96,9 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured, and some imported runs. The imported runs are
-    those of at most MOST_SETUPS setups, which are spread evenly over workloads and clusters. Each
-    of these setups has at most its newest MOST_REPEATS runs. A setup is a combination of values in
+    The frame `runs` has all runs that Srift measured, and a selection of the imported runs. The
+    selection has at most MOST_SETUPS setups, spread evenly over workloads and clusters. It has the
+    newest runs of each selected setup, at most MOST_REPEATS. A setup is a combination of values in
     the columns SETUP: workload, cluster, batch per device, strategy, and so on.
     """
     with warehouse.read() as connection:
@@ -121,8 +121,8 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
     """Return the spot interruption rates that the provider publishes.
 
-    The result is {instance type: interruptions per hour}, the mean over all regions and zones of
-    the newest offers.
+    The result is {instance type: interruptions per hour}. A rate is the mean over all regions and
+    zones of the newest offers.
     """
     query = """
         select instance_type, avg(interruptions_per_hour)
@@ -177,9 +177,8 @@ def lease_spend(
 ) -> list[dict[str, Any]]:
     """Return the cost of leases by group. A lease is the record of a launch.
 
-    The columns are `of` (the name of the group), `leases` and `runs` (the number of each in the
-    group), and `usd` (dollars; None if a price is unknown). The first row is the total of all
-    groups.
+    The columns are `of` (name of the group), `leases` (number of leases), `runs` (number of runs),
+    and `usd` (dollars; None if a price is unknown). The first row is the total of all groups.
 
     by: how to group the leases, a key of SPEND_BY.
     since: leases that ended before this time are left out.

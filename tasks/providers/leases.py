@@ -3,8 +3,10 @@
 lease.json is written before machines are requested, so that no machine runs without a record.
 
 <root>/<lease_id>/lease.json   what was started, and how the launch ended
-                  controller   locked by the process that launched the machines, until it dies
+                  controller   lock file, held by the process that launched the machines
                   mailbox/     the machines' files, kept until the warehouse has loaded them
+
+The kernel releases the lock if that process dies. The launch then counts as abandoned.
 """
 
 import fcntl
@@ -34,7 +36,10 @@ L = TypeVar("L", bound=Lease)
 
 
 class LeaseFolder(Generic[L]):
-    """The leases in the folder `root`, as instances of `kind`: `Lease` or a subclass of it."""
+    """The leases (records of launches) in the folder `root`.
+
+    `kind` is the class of the leases: `Lease` or a subclass.
+    """
 
     kind: type[L]
 
@@ -56,10 +61,10 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold an exclusive lock on this folder during the block. Waits until it is free.
+        """Hold an exclusive lock on this folder during the block. Waits until the lock is free.
 
-        Leases are created and reaped only with this lock. If the process dies, the kernel releases
-        it.
+        Leases are created and reaped (ended by `srift reap`) only with this lock. The kernel
+        releases the lock if the process dies.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
@@ -67,9 +72,10 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> None:
-        """Create the lease's folder with lease.json. This process becomes its controller.
+        """Create the lease's folder with lease.json, and lock its file `controller`.
 
-        Raises ProviderError if the folder exists already or lease.json cannot be written.
+        The lock shows other processes that this process, which makes the launch, is alive. Raises
+        ProviderError if the folder exists already or lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -88,9 +94,10 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def _controller_alive(self, lease_id: str) -> bool:
-        """Return True if the process that created the lease still runs, in any container.
+        """Return True if the process that created the lease is alive.
 
-        Returns True if this cannot be determined. The lease then ends at its deadline.
+        Uses a file lock, not a PID, so that a process in another container is found too. Returns
+        True if the lock file cannot be read. The lease then ends at its deadline.
         """
         try:
             with (self.directory(lease_id) / "controller").open() as file:
@@ -102,7 +109,7 @@ class LeaseFolder(Generic[L]):
         return False
 
     def release(self, lease_id: str) -> None:
-        """Stop being the lease's controller, as if this process had died."""
+        """Release this process's lock on the lease. The launch then counts as abandoned."""
         descriptor = _CONTROLLED.pop(self.directory(lease_id), None)
         if descriptor is not None:
             os.close(descriptor)
@@ -151,8 +158,8 @@ class LeaseFolder(Generic[L]):
     def stored(self) -> list[Lease]:
         """Return every lease, including ended leases and unreadable leases.
 
-        An unreadable lease is a `Lease` with the price None, and the modification time of its
-        folder as start and deadline. Its `problem` says why it cannot be read.
+        Of an unreadable lease, only the id is known. Its price is None. Its start and deadline are
+        the modification time of its folder. Its `problem` says why it cannot be read.
         """
         found: list[Lease] = []
         for lease_id in self.ids():
@@ -177,8 +184,8 @@ class LeaseFolder(Generic[L]):
     def held(self) -> list[Lease]:
         """Return the held leases and the unreadable leases.
 
-        A lease is held while its machines may run, or while some of their files are not on this
-        computer yet.
+        A lease is held while its machines may run, and until all files of the machines are on this
+        computer.
         """
         return [lease for lease in self.stored() if lease.is_held]
 

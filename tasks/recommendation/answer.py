@@ -67,13 +67,15 @@ class Question:
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
     """Return at most `top` rows that answer the question, best first.
 
-    With `question.by_gpu`, the rows are the first choices for each kind of device instead.
-    Otherwise the first row has three additional keys. `frontier` is the Pareto frontier of expected
-    hours and dollars, and `candidates` the number of candidates. `pilots` is the result of
-    `pilots_for` with at most `pilots` runs, or None if the argument `pilots` is 0.
+    If `question.by_gpu` is True, the rows are the first choices for each kind of device instead.
+    If it is False, the first row has three additional keys:
 
-    If there is no model, a first model is fitted to the public step times. This happens only for a
-    transformer, and for a workload of which all step times are public.
+        frontier: the Pareto frontier of expected hours and dollars.
+        candidates: the number of candidates.
+        pilots: the result of `pilots_for` with at most `pilots` runs; None if `pilots` is 0.
+
+    If there is no model, a first model is fitted to step times of the public data set. This happens
+    only for a transformer, or for a workload without other step times.
 
     Raises:
         SettingsError: if the workload is unknown, or its samples or global batch are unknown.
@@ -119,10 +121,11 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. If no row has a cluster with some device, the planner
-    runs again with the offers of that device alone. The result has the rows that meet the
-    constraint, then the rows that miss it, then rows without a cluster, whose reason says why no
-    cluster was found. Their ranks follow this order.
+    planned: the planner's rows, best first. For a device without a row in `planned`, the planner
+    runs again with the offers of this device alone.
+
+    Rows that meet the deadline or budget come first, then rows that miss it. Rows without a cluster
+    come last; their reason says why no cluster was found. The ranks follow this order.
     """
     rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -159,7 +162,7 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     The definition comes from the question's transformer, from srift.toml or from an import.
 
     Raises:
-        SettingsError: if the workload is unknown, if samples or batch are unknown, or if the
+        SettingsError: if the workload, its samples or its global batch are unknown. Also if the
             question has tokens but the workload has no sequence length.
     """
     name, settings = question.workload, workspace.settings
@@ -193,8 +196,8 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     """Return a workload for the transformer with these facts.
 
-    Its modes are bf16 with each of _STRATEGIES, with and without activation checkpointing. Its
-    global batch has about USUAL_TOKENS tokens. Its samples are 0, which means unknown.
+    The workload allows bf16 with each of _STRATEGIES, with and without activation checkpointing.
+    The global batch has about USUAL_TOKENS tokens. The number of samples is 0, which means unknown.
     """
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
@@ -213,7 +216,8 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 def _imported(workspace: Workspace, name: str) -> Workload:
     """Return the imported workload `name`, with its facts.
 
-    Its global batch is 0, because imports do not state it. Its samples are 0 if unknown.
+    The global batch is 0, because imports do not state a batch. The number of samples is 0 if
+    unknown.
 
     Raises:
         SettingsError: if the workload is unknown.

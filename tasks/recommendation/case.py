@@ -1,4 +1,4 @@
-"""Plan each workload with the model in use, and complete the rows of the published table."""
+"""Recommend clusters for a workload with the model in use, as rows of the published table."""
 
 from __future__ import annotations
 
@@ -143,9 +143,12 @@ class Case:
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
-        """Return the planner's answer, with complete rows of the published table.
+        """Run the planner, and return its recommendations as rows of the published table.
 
-        If nothing can be predicted, the row of each goal has the status "unknown" and the reason.
+        `stamped` adds the columns that the planner does not know, such as the provider. If nothing
+        can be predicted, the row of each goal has the status "unknown" and the reason.
+
+        top: maximum number of clusters for each goal.
         """
         return self.stamped(planned(self.planning(top)))
 
@@ -162,11 +165,12 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer `found` with additional columns in its rows.
+        """Return the planner's answer `found`, with rows that have all published columns.
 
-        They hold the provider, the model version, the times of the newest measurement and of the
-        oldest price, and the source of the interruption rates. Notes and warnings are added to the
-        reasons. The column `offers` is removed.
+        The added columns are the provider, the model version, the time of the newest measurement,
+        the time of the oldest price, and the source of the interruption rates. The column
+        `placement_score` is added with the value None. Notes and warnings are added to the reasons.
+        The column `offers` is removed.
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None
         if not pd.isna(newest):  # the warehouse's times are UTC
@@ -267,9 +271,9 @@ def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) ->
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the choice set of the plan `found`: the setups that might be recommended.
+    """Return the choice set of the plan `found`.
 
-    Further measurements may change which of these setups is the best.
+    A choice set has the setups that may still become the best after further measurements.
     """
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
@@ -277,11 +281,11 @@ def contending(
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the sources of the interruption rates of the spot offers, joined by "; ".
+    """Return the sources of the spot offers' interruption rates, joined by "; ".
 
-    Returns None if no source is known. experience: {instance type: source} for the rates that were
-    learned from earlier launches. For all other types, the source is the offer's
-    `interruption_source`.
+    Returns None if no source is known.
+    experience: {instance type: source} for rates that were learned from earlier launches. For a
+    type that is not in `experience`, the source is the offer's `interruption_source`.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]

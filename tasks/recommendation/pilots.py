@@ -46,19 +46,19 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     Regret is the loss from choosing a setup that is not the best. It is a difference of natural
     logs of the goal's objective (hours or dollars). Keys of the result:
 
-        settled: True if the expected regret is below SETTLED, so that no run is needed. None if
-            runs would hardly reduce the regret, or if `reason` is not empty. Otherwise False.
+        settled: None if `reason` is not empty, or if runs would hardly reduce the regret.
+            Otherwise, True if the expected regret is below SETTLED (no run is needed), else False.
         regret: the expected regret of choosing now, or None if it is unknown.
-        runs: at most `count` runs. Each is a dictionary with its setup, `seconds`, `usd`, and
-            `planned`, a pair of the cluster and the PlannedRun. `regret_after` is the expected
-            regret after this run and the runs before it.
-        reason: why no run is suggested, else "". For example, the first run would cost more than a
+        runs: at most `count` runs, as dictionaries. A run has its setup, `seconds`, `usd`, and
+            `planned`, a pair (cluster, PlannedRun). `regret_after` is the expected regret after
+            this run and the runs before it.
+        reason: why no run is suggested, else "". For example, the first run may cost more than a
             better choice is expected to save.
 
-    buyable: offers of machines to measure on. Only those that `for_sale` returns are used.
+    buyable: offers of machines to measure on. `for_sale` selects the offers that are used.
 
-    If the workload cannot be predicted yet, the result has the runs that a refresh would make.
-    Profiles (measurements of compute time on one machine) come first.
+    If the workload cannot be predicted yet, the runs are those of the next refresh. Profiles
+    (measurements of compute time on one machine) come first.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -79,8 +79,8 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    `pilots` is the result of `pilots_for`. With this status, the reason says which run to measure
-    first, its cost, and the expected loss from choosing now.
+    With this status, the row's reason names the run to measure first, its cost, and the expected
+    loss from choosing now. `pilots` is the result of `pilots_for`.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -208,10 +208,10 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return the entry of `run` in the list `runs` that `pilots_for` returns.
+    """Return `run` as a dictionary, with the billed time and the cost of a launch.
 
-    `run_s` is the duration of the run on `cluster`. `seconds` and `usd` of the entry are the billed
-    time and the cost of a launch with this run alone.
+    The launch has this run alone. `run_s` is the duration of the run on `cluster` in seconds. The
+    dictionary is an entry of `runs` in the result of `pilots_for`.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]

@@ -1,4 +1,8 @@
-"""Answer `srift size`: the largest efficient cluster and the best batch of a workload."""
+"""Answer `srift size`: the largest efficient cluster and the best batch of a workload.
+
+A cluster is efficient if its parallel efficiency is at least 90 %. The answer also has the largest
+cluster with at least 80 %.
+"""
 
 import math
 from datetime import UTC, datetime
@@ -21,11 +25,14 @@ from .known_workloads import unknown
 def size(
     provider: str, name: str, *, instance_type: str | None = None, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return the largest efficient cluster and the best batch of workload `name`, and more.
+    """Return the largest efficient cluster and the best batch of workload `name`.
 
-    The result is that of `size_workload` with three more keys: `workload`, `provider`, and
-    `formulas`, which says how the values are computed. The key `unknown` is replaced by `notes`,
-    which are sentences for the user.
+    The keys of the result are:
+
+        scaling, checks, best_batch: lists of rows, as in the result of `size_workload`.
+        formulas: {value: formula}, how the values are computed.
+        notes: sentences for the user, for example on instance types whose scaling is unknown.
+        workload, provider: the two arguments.
 
     instance_type: the instance type to include; None means all types.
     batch: the global batch to consider. None means all global batches that srift.toml allows, or

@@ -33,8 +33,8 @@ def recommend_all(
     runs: a row per measured setup of all workloads (see `measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.
 
-    If the provider's machines cost money and the recommendation of rank 1 is doubtful, its reason
-    names a run to measure before the choice (see `measure_first`).
+    If the provider's machines cost money, `measure_first` is applied to doubtful rows of rank 1. It
+    names a run to measure before the choice.
     """
     with one_thread():
         experience = experience_of(workspace)
@@ -67,9 +67,9 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     """Add spot placement scores to the rows, if the provider has such scores.
 
     A score is the provider's rating of the chance that a spot request succeeds. A row gets a score
-    only if all its spot machines have the same instance type and zone, because a score for several
-    types rates the chance to get machines of any of these types. At most MOST_SCORES scores are
-    requested.
+    only if all its spot machines have the same instance type and zone. A score for several types
+    would be misleading: it rates the chance to get any of the types, not all. At most MOST_SCORES
+    scores are requested.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     for row in rows:

@@ -86,16 +86,17 @@ _STORY: list[Any] = []  # the logger of the scheduled flow run
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run and to the flow run that called `tell_all`.
+    """Log `text` to the current Prefect flow run.
 
-    Outside a flow run, nothing is logged.
+    If a flow run has called `tell_all`, `text` is also logged to that run. Outside a flow run,
+    nothing is logged.
     """
     for logger in _run_loggers().values():
         logger.info(text)
 
 
 def tell_all() -> None:
-    """Also log to the current flow run what its sub-flows log with `log_to_run`."""
+    """Make `log_to_run` in sub-flows also log to the current flow run."""
     _STORY[:] = [*_run_loggers().values()][-1:]
 
 

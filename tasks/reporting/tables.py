@@ -270,16 +270,16 @@ def share(regret: float) -> str:
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
     """Return the rows as a table, with one line per row.
 
-    The table has the columns of `print_recommendations`, and those that _MORE lists.
+    The columns are _RECOMMENDED, which `print_recommendations` prints, and _MORE.
     """
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return the row with the values that the columns _RECOMMENDED need.
+    """Return the row with added texts for the columns _RECOMMENDED.
 
-    The status is left empty if it is "recommended" or "alternative". If the row has no cluster,
-    only its goal, rank, status and device are shown.
+    A status "recommended" or "alternative" is not shown. If the row has no cluster, only its goal,
+    rank, status and device are shown.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}
@@ -524,8 +524,8 @@ def print_sizing(found: Row) -> None:
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
 
-    `units` is what the cluster size counts: devices, or machines. `mark` is `*` if the step time
-    was composed of measured micro-steps (gradient accumulation). For a measured step, it is empty.
+    `units` is the unit of the cluster size: devices or machines. `mark` is `*` if the step time was
+    composed of measured micro-steps (gradient accumulation), else empty.
     """
     shown = []
     for row in rows:

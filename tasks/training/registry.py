@@ -166,8 +166,8 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation. It has a row for each held-out
-        group of each split. A split is a way to hold out runs, such as by workload.
+    scoreboard: errors and interval coverage in cross-validation, a row for each split and held-out
+        group. A split names how runs are grouped, for example by workload.
     card: description of the version, in Markdown.
     Raises RegistryError if the registry fails.
     """

@@ -66,8 +66,9 @@ def challenge(
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
     """Fit a first model to the runs in the warehouse, promote it, and return it.
 
-    Skips the cross-validation, which takes a minute. The next refresh does it. Returns None if the
-    warehouse has no runs. Raises Busy if a refresh is running.
+    The model is not cross-validated, because that takes a minute. The next `srift refresh`
+    cross-validates a new model. Returns None if the warehouse has no runs. Raises Busy if a refresh
+    is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
@@ -88,8 +89,8 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, then promote or refuse it. Returns its version and the decision.
 
-    If another computer of the team has promoted a model since `challenger` was compared, the new
-    model is compared again, with that model.
+    Another computer of the team may have promoted a model after `challenger` was compared. Then the
+    new model is compared again, with that promoted model.
     frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name

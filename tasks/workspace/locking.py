@@ -1,6 +1,7 @@
-"""Lock SRIFT_HOME, so that at most one refresh runs in it at a time.
+"""Lock SRIFT_HOME (the folder of all state), so that only one refresh runs at a time.
 
-The kernel releases a lock when its process dies.
+A refresh is one run of the pipeline: it measures, fits a model and publishes recommendations. The
+kernel releases a lock when its process dies.
 """
 
 import fcntl
@@ -42,8 +43,9 @@ class Busy(Exception):
 def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
-    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if it is then still
-    running. refresh_id: the id of the refresh that takes the lock.
+    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if the other refresh is
+    then still running.
+    refresh_id: the id of the refresh that takes the lock.
     """
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
@@ -89,7 +91,7 @@ def refuse_if_at_work(home: Path) -> None:
 def patience_s() -> float:
     """Return the seconds to wait for another refresh to end.
 
-    Returns six hours if a Prefect deployment started this run, as the schedule does, else 0.
+    Returns six hours for a scheduled run (one that a Prefect deployment started), else 0.
     """
     from prefect.runtime import deployment
 

@@ -31,9 +31,9 @@ _START_S = 120.0
 def own_server() -> Iterator[None]:
     """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
-    Ctrl-C does not reach the server, which has a separate process session. The flow can thus report
-    its end to the server. Raises Wrong if the disk is full or not writable, or if the server does
-    not start.
+    The server has a separate process session, so Ctrl-C does not stop it before the flow has
+    reported its end. Raises Wrong if the disk is full or not writable, or if the server does not
+    start.
     """
     if get_current_settings().api.url is not None:
         yield
@@ -90,8 +90,8 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` or a child process of it listens on the loopback port `port`.
 
-    Another process that listens there does not count, because it would get the password. Raises
-    ServerEnded if `server` ends or does not listen within two minutes.
+    Another process on this port does not count, because clients would send the password to that
+    process. Raises ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < end:

@@ -80,8 +80,8 @@ class _Section(BaseModel):
 class Campaign(_Section):
     """The section [campaign]: limits for the measurements of one refresh.
 
-    elastic_runs: if True, a refresh also stops a local machine during a run, to measure the time
-    that the loss costs.
+    elastic_runs: if True, a refresh also stops a local machine during a run, and measures how much
+    training time this costs.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -130,7 +130,8 @@ class GoalSettings(_Section):
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
             raise ValueError(
-                f"goal {self.goal!r}: of the keys hours and usd, set {limit or 'neither'}"
+                f"the limit of goal {self.goal!r} must be {limit or 'absent'}: "
+                "set or remove the keys hours and usd"
             )
         return self
 
@@ -285,9 +286,9 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the shared folder or S3 prefix for files of `kind`, "warehouse" or "mlflow".
+        """Return the team's folder or S3 prefix for files of `kind`, "warehouse" or "mlflow".
 
-        It is below the path `data` in the section [shared].
+        The folder is below the setting `data` of the section [shared].
         """
         stated = self.shared.data
         if stated.startswith("s3://"):
@@ -297,8 +298,8 @@ class Settings(_Section):
     def set_server_variables(self) -> None:
         """Set the environment variables that make Prefect and MLflow use the team's database.
 
-        Variables that are set already stay. Does nothing if the section [shared] of srift.toml
-        names no host.
+        Variables that are already set keep their values. Does nothing if the section [shared] of
+        srift.toml names no host.
         """
         if not self.shared.host:
             return
@@ -314,8 +315,10 @@ class Settings(_Section):
     def workload(self, name: str) -> Workload:
         """Return the workload `name` with the digest of its current code.
 
-        Raises SettingsError if the name is unknown, if its code or data cannot be sent to machines,
-        or if the shape of its transformer is not valid, and OSError if the code cannot be read.
+        Raises:
+            SettingsError: if the name is unknown, if its code or data cannot be sent to machines,
+                or if the shape of its transformer is not valid.
+            OSError: if the code cannot be read.
         """
         stated = self.stated(name)
         least, largest = stated.batches
@@ -371,8 +374,9 @@ class Settings(_Section):
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
         """Return the description and the code of a workload, as they are sent to machines.
 
-        Raises SettingsError if the name is unknown, or if the code or data cannot be sent to
-        machines, and OSError if the code cannot be read.
+        Raises:
+            SettingsError: if the name is unknown, or the code or data cannot be sent to machines.
+            OSError: if the code cannot be read.
         """
         source, function = self.source(name)
         stated, data = self.stated(name), self.data(name)
@@ -488,7 +492,7 @@ def load_settings(file: Path | None = None) -> Settings:
 def _stated_by(variable: str) -> dict[str, Any]:
     """Return the setting in an environment variable, in the form of a parsed srift.toml.
 
-    variable: its name, such as SRIFT_CAMPAIGN__MAX_USD, for which the result is
+    variable: name of the variable. For example, SRIFT_CAMPAIGN__MAX_USD gives
     {"campaign": {"max_usd": value}}. A value that begins with `[` or `{` is parsed as JSON. Raises
     ValueError if the JSON is malformed.
     """
@@ -515,5 +519,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"{key} is a single value, but an environment variable SRIFT_* sets a key in it"
+                f"an environment variable SRIFT_* sets a key of {key}, which is a plain value: "
+                "unset this variable"
             )

@@ -166,8 +166,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
     """Return the files to send as {name: path}, and the names of symbolic links that are not sent.
 
     A symbolic link is not sent if it leads to a folder, out of `root`, or to a file that is not
-    sent. Hidden files, Python environments, compiled code and the paths in `without` are omitted:
-    they are not sent, and the result does not name them.
+    sent. Hidden files, Python environments, compiled code and the paths in `without` are not sent
+    either. The result does not name them.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -216,6 +216,6 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
         raise SourceRefused(
             "path",
             f"{folder} has {sum(sizes.values()) / 2**20:.0f} MiB in {len(files)} files, but the"
-            f" limit is {MAX_BYTES >> 20} MiB in {MAX_FILES} files. Set `data` for data files; the"
-            f" largest files are {', '.join(largest)}",
+            f" limit for code is {MAX_BYTES >> 20} MiB in {MAX_FILES} files. Move data files to a"
+            f" folder outside and set `data` to it (largest files: {', '.join(largest)})",
         )

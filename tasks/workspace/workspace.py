@@ -153,11 +153,11 @@ def refresh_command(provider: str, max_usd: str) -> str:
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raise SettingsError if machines cost money and the dollar cap or the S3 bucket is missing.
+    """Raise SettingsError unless the user has set what is required to spend money.
 
-    Also raises it for a negative or infinite cap, whatever the provider.
-    max_usd: the cap in dollars; None if the user gave no cap. With a cap of 0, nothing is measured
-    and no bucket is needed.
+    If machines of the provider cost money, a dollar cap is required. If the cap is above 0, an S3
+    bucket is required too. For any provider, a negative or infinite cap is an error.
+    max_usd: the cap in dollars; None if the user gave no cap. With a cap of 0, nothing is measured.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} must be a finite number of dollars, at least 0")

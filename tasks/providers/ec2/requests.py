@@ -151,9 +151,9 @@ def launch_template(
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
     """Return the CreateFleet request for the machines of `group`.
 
-    EC2 launches all machines of the group or none, in one of the zones that are keys of
-    `group.bids`. A fleet of type "instant" returns the machines' ids in its response. Only spot
-    requests have a maximum price.
+    EC2 launches all machines of the group or none. All machines are in one zone. The permitted
+    zones are the keys of `group.bids`. A fleet of type "instant" returns the machines' ids in its
+    response. Only spot requests have a maximum price.
     """
     spot = market == "spot"
     overrides = [
@@ -213,11 +213,15 @@ def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFA if the type supports it.
 
     `kind` is the description of the type, and `security` is the id of the security group. The
-    subnet is left out, because the CreateFleet request has it. EC2 gives no public IP address to a
-    machine with several interfaces. A machine with a public address therefore uses only its first
-    network card. A machine without a public address uses only its first card if that reaches the
-    full network rate. Otherwise the machine has an ordinary interface for IP, and an interface of
-    type "efa-only" on each EFA card, as AWS recommends
+    subnet is left out, because the CreateFleet request has it.
+
+    The machine has one interface, on its first network card, in two cases:
+
+    - The machine needs a public IP address. EC2 gives none to machines with several interfaces.
+    - The first card alone reaches the full network rate.
+
+    Otherwise the machine has an ordinary interface for IP, and an "efa-only" interface on each EFA
+    card. AWS recommends this layout
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}

@@ -50,17 +50,23 @@ class Ec2(_Section):
     """The section [ec2] of srift.toml.
 
     `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
-    image supports. Without a `bucket`, nothing is launched.
+    image supports. Without an S3 `bucket`, nothing is launched.
 
-    If `subnets` is "public", machines get a public IP address. If it is "private", they do not, and
-    the subnets must reach S3 in another way. Machines are launched into `subnet_ids`. If it is
-    empty, subnets with the tag srift:deployment = `deployment` are used. If there are none and
-    `subnets` is "public", the default VPC's subnets are used.
+    If `subnets` is "public", machines get a public IP address. If `subnets` is "private", machines
+    get no public address. The private subnets then need a route to S3.
+
+    Machines are launched into the first of these groups of subnets that is not empty:
+
+    1. `subnet_ids`. If this list is set, the other groups are ignored.
+    2. The subnets with the tag srift:deployment = `deployment`.
+    3. The subnets of the default VPC, if `subnets` is "public".
 
     `prices` has this account's prices by instance type. `discounts` has discounts by type pattern.
     If several patterns match a type, the first applies. A price in `prices` takes precedence over a
-    discount. `emulated` is for tests against an AWS_ENDPOINT_URL on this computer. Machines then
-    measure on the CPU even if their type has GPUs.
+    discount.
+
+    `emulated` is for tests with an emulated AWS (AWS_ENDPOINT_URL) on this computer. Emulated
+    machines measure on the CPU even if their type has GPUs.
     """
 
     regions: Annotated[

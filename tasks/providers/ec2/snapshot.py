@@ -1,15 +1,15 @@
 """Load the instance types and on-demand prices that ship with Srift.
 
 `python -m tests.snapshot` makes snapshot.json.gz from moto, apache-libcloud and tables of Karpenter
-(Apache License 2.0). Prices in LISTED_REGION are list prices. Prices in other regions are
-estimates. The keys of the file are:
+(Apache License 2.0). Prices in us-east-1 (LISTED_REGION) are AWS's list prices. Prices in other
+regions are estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
     sources                 for each source: package, version, licence, notice, and what was taken
-    columns                 names of the values in instance_types: fields of `InstanceType`
+    columns                 column names of instance_types: fields of `InstanceType`, and `usd`
     several_interfaces      types that need several interfaces to reach their full network rate
-    instance_types          type name -> values; the value `usd` maps a region to dollars per hour,
-                            or to null if the price is unknown
+    instance_types          type name -> list of values, one for each column. The value of `usd` is
+                            {region: dollars per hour}, with null for an unknown price
 """
 
 import gzip

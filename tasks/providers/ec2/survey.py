@@ -26,9 +26,10 @@ def launch_spec(
 ) -> LaunchSpec:
     """Query AWS for subnets, image, IAM role and instance types, and return the `LaunchSpec`.
 
-    `choices` is the section [ec2] of srift.toml. `controller` is the random name of this
-    SRIFT_HOME. Raises NotSupported if the settings or the account do not allow the launch, and
-    AwsRefused if AWS refuses a request. The messages of both errors say what to fix.
+    `choices` is the section [ec2] of srift.toml. `controller` is the value of the tag
+    srift:controller: a random name that identifies this SRIFT_HOME (the folder of all state).
+    Raises NotSupported if the settings or the account do not allow the launch. Raises AwsRefused
+    if AWS refuses a request. The messages of both errors say what to fix.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -94,11 +95,14 @@ def least_gib(image: Answer) -> int:
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
     """Return the VPC's id, and {zone: subnet id} for the machines.
 
-    If [ec2] subnet_ids is set, only these subnets are used. Otherwise the subnets whose tag
-    srift:deployment has the value of [ec2] deployment are used. If there are none and machines get
-    public IP addresses, the default VPC's subnets are used. If a zone has several subnets, the one
-    with the smallest id is used. Raises NotSupported if there is no subnet, or if the subnets are
-    in several VPCs.
+    The candidates are the first of these groups of subnets that is not empty:
+
+    1. [ec2] subnet_ids. If this setting is not empty, the other groups are ignored.
+    2. The subnets whose tag srift:deployment has the value of [ec2] deployment.
+    3. The subnets of the default VPC, if machines get public IP addresses.
+
+    In each zone, the candidate with the smallest id is used. Raises NotSupported if there is no
+    candidate, or if the candidates are in several VPCs.
     """
     describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
     if choices.subnet_ids:
@@ -110,7 +114,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
-            f"machines in {region} must use exactly 1 VPC, but {len(vpcs)} have subnets for them: "
+            f"{len(vpcs)} VPCs have subnets for machines in {region}, but exactly 1 must: "
             "list subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
             f"srift:deployment = {choices.deployment}"
         )

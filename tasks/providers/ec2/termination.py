@@ -1,7 +1,7 @@
 """End machines, check that they ended, and report machines that still run.
 
-Machines that cannot be ended stay in the lease file for the reaper. Every machine also ends itself
-at its deadline.
+A lease is the record of a launch. If a machine cannot be ended, its lease stays open, and the next
+`srift reap` tries again. Every machine also ends itself at its deadline.
 """
 
 import re
@@ -140,11 +140,11 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
     `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
     result has the machines in `shown` that the lease lacks.
 
-    The result may also have machines that are not in `shown`, because EC2 stops listing a machine
-    about an hour after its end. If a request without a response is older than FORGOTTEN (45
-    minutes), and neither `shown` nor the lease has a machine of the request's group, all machines
-    of the request are added. They count as if they had run until their deadline. The recorded cost
-    may thus be too high but never too low, so that spending caps hold.
+    EC2 stops listing a machine about an hour after its end. A machine of an unanswered request may
+    therefore be missing from `shown`. For an unanswered request that is older than FORGOTTEN (45
+    minutes), Srift assumes the worst. If no machine of its group is known, the result has all
+    requested machines, as if they had run until their deadline. The recorded cost may be too high
+    but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -177,9 +177,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    The seconds until the deadline are computed at the launch request, but the machine counts them
-    from its start. The result is therefore the deadline, plus the seconds from the request to the
-    start, plus LATEST, an allowance for boot and rounding.
+    A machine counts its seconds until the deadline from its start, not from the launch request. It
+    may therefore end later than the deadline, by the delay from request to start. The result also
+    includes LATEST, an allowance for boot and rounding.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])

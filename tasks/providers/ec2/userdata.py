@@ -29,8 +29,12 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     role_id                  id of the machines' IAM role
     python                   path of the Python interpreter in the machine image
 
-    Raises NotSupported if the endpoint is not a plain URL, if the deadline is not between 1 second
-    and 7 days, if the script is larger than EC2 allows, or if Srift does not run from a checkout.
+    Raises NotSupported in these cases:
+
+    - The endpoint is not a plain URL.
+    - The deadline is not between 1 second and 7 days.
+    - The script is larger than EC2 allows.
+    - Srift does not run from a Git checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
         raise NotSupported(
@@ -57,6 +61,6 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     if size_bytes > MOST_BYTES:
         raise NotSupported(
             f"the machines' boot script (user-data) has {size_bytes} bytes, but EC2 allows only "
-            f"{MOST_BYTES}: shorten deployments/node-bootstrap.sh, or bucket and prefix in [ec2]"
+            f"{MOST_BYTES}: shorten the [ec2] bucket and prefix, or deployments/node-bootstrap.sh"
         )
     return script

@@ -77,7 +77,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return one sentence, with reason and fix, for each thing that cannot be measured here."""
+        """Return what cannot be measured on this computer: sentences with reasons and fixes."""
         sentences: list[str] = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -114,9 +114,10 @@ class LocalMachine:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
         The hosts of every SRIFT_HOME and user on this computer count. If `wanted` is 0, this method
-        checks only that the running hosts do not use more cores than this computer offers. If hosts
-        cannot have separate networks, only one host may run. NoCapacity is then also raised if
-        `wanted` is above 0 and a host is running.
+        checks only that the running hosts do not use more cores than this computer offers.
+
+        Hosts without separate networks run one at a time. If this computer cannot separate
+        networks, a running host also causes NoCapacity, unless `wanted` is 0.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -124,11 +125,13 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores "
-                f"and leases {held} use some. `srift reap` ends hosts whose controller died."
+                f"and the launches {held} use some: wait until they end. "
+                "`srift reap` ends hosts whose Srift process has died"
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(
-                "hosts without separate networks run one at a time, and another host is running"
+                "another host is running, and hosts without separate networks run one at a time: "
+                "wait until the other host ends"
             )
 
     def _why_not(self, name: str) -> str:

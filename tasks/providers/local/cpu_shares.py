@@ -147,7 +147,7 @@ def _pin(pids: Collection[int], cores: float) -> None:
 def detect() -> CpuShares:
     """Detect whether this process can set CPU quotas, and return the `CpuShares` to use.
 
-    If it cannot, `why_not` of the result has the reasons.
+    If quotas cannot be set, `why_not` of the result has the reasons.
     """
     reasons: list[str] = []
     for version, top, home in _hierarchies():
@@ -224,9 +224,9 @@ def _words(path: Path) -> list[str]:
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Return, for each host of a launch, the set of cores on which it may run.
 
-    The hosts are placed one after another, the host with the most cores first. A host with 1.5
-    cores gets the two least loaded cores, and adds a load of 0.75 to both. In the end, a host that
-    has a core with a load above 1 gets all usable cores instead.
+    The host with the most cores is placed first. Each host gets the least loaded cores. For
+    example, a host with 1.5 cores gets two cores, and adds a load of 0.75 to each. If a core of a
+    host finally has a load above 1, the host gets all usable cores instead.
 
     shares: number of cores of each host, such as 1.5.
     promised: {usable core: load from the hosts of other launches}. A load of 1 is the whole core.
@@ -243,11 +243,10 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
 
 def promised_to_others(lease_id: str) -> dict[int, float]:
-    """Return {usable core: load}, where the load comes from the hosts of all other launches.
+    """Return {usable core: load} from the hosts of all launches except `lease_id`.
 
-    The load is the CPU time that these hosts may use, as a fraction of the core. Hosts of the
-    launch `lease_id` do not count. A host with 1.5 cores that is pinned to two cores adds a load of
-    0.75 to both.
+    A load is the CPU time that these hosts may use, as a fraction of the core. For example, a host
+    with 1.5 cores on two cores adds a load of 0.75 to each.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

@@ -59,10 +59,10 @@ class LeaseStore(LeaseFolder[Lease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
-        """Mark a lease as ended, and delete its code and scratch files. Its mailbox stays.
+        """Mark a lease as ended, and delete its code and scratch files.
 
-        Does nothing if there is no lease or if it has already ended. If the disk is full, the lease
-        stays open until the reaper closes it.
+        The mailbox (the folder with the hosts' files) stays. Does nothing if the lease is missing
+        or has already ended. If the disk is full, the lease stays open until `srift reap`.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -75,7 +75,7 @@ class LeaseStore(LeaseFolder[Lease]):
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
 
-        A lease without a folder is included.
+        The ids are found even if the folder of the lease is missing.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

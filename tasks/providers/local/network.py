@@ -285,11 +285,13 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. The first path is the folder with the code
-    of `command`, which is the working directory. The second path is the folder of the Python
-    environment. `command` may write to these two folders. Its root file system is mounted at a new
-    folder `root` beside the first path. Returns `command` unchanged if this computer cannot make
-    namespaces.
+    `command` sees only the system's files and `paths`. It may write to the first two paths:
+
+    - the folder with its code, which is the working directory
+    - the folder of the Python environment
+
+    The root file system of `command` is mounted at `root`, a new folder beside the first path.
+    Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -322,6 +324,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        "a network namespace did not become ready. The exit status of its process is "
-        f"{process.poll()} (None: it still runs after {_START_S:.0f} s)"
+        f"a network namespace did not become ready within {_START_S:.0f} s. The exit status of its "
+        f"process is {process.poll()} (None: still running)"
     )

@@ -1,9 +1,11 @@
 """Find and kill the processes of launches.
 
-Every process of a launch has a PYTHONPATH inside the folder of its lease, the record of the launch.
-The command line of a host's first processes has an argument that identifies the host, a `HostMark`.
-If the process that made a launch has crashed, Srift finds the processes of the launch by their
-PYTHONPATH. It finds all hosts on this computer, also those of other users, by their marks.
+Srift finds the processes even after the process that made the launch has crashed, in two ways:
+
+- `started_from` finds processes by PYTHONPATH. Each process of a launch has a PYTHONPATH inside the
+  folder of the lease (the record of the launch).
+- `hosts` finds hosts by a command-line argument, a `HostMark`. This also finds the hosts of other
+  users. Only the first processes of a host have the mark.
 """
 
 import time
@@ -59,8 +61,8 @@ def started_from(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
 def hosts() -> dict[HostMark, list[int]]:
     """Return {mark: PIDs} for every local host on this computer, of every SRIFT_HOME and user.
 
-    A mark is an argument that identifies the host in the command lines of its first processes. The
-    PIDs are those of these processes. Processes that the host's agent starts have no mark.
+    A mark is a command-line argument that identifies the host. Only the first processes of a host
+    have the mark, so the result lacks the PIDs of processes that the host's agent starts.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):

@@ -52,9 +52,12 @@ class LocalProvider(LocalMachine, Provider):
         """Start the hosts and their agents, yield the cluster, and end the hosts after the block.
 
         An agent is the program that measures on a host. The mailbox (the folder with the hosts'
-        files) is kept. Raises NoCapacity if this computer has too few cores or other hosts use
-        them, NotSupported if something other than the number of cores prevents the cluster from
-        ever running here, and ProviderError if hosts cannot be started.
+        files) is kept.
+
+        Raises:
+            NoCapacity: if this computer has too few cores, or other hosts use too many of them.
+            NotSupported: if this computer can never run the cluster for another reason.
+            ProviderError: if hosts cannot be started.
         """
         if why := self.fits(cluster):
             too_large = cores_of(cluster) > local_catalogue.most_cores()
@@ -90,7 +93,7 @@ class LocalProvider(LocalMachine, Provider):
     def ended(self) -> list[Lease]:
         """Return the records of ended launches that `forget` has not deleted.
 
-        If the process that made a launch was killed, the launch ends only when the reaper runs.
+        If the process that made a launch was killed, the launch ends only at the next `srift reap`.
         """
         return [lease for lease in self.store.stored() if lease.ended_at]
 
@@ -105,10 +108,12 @@ class LocalProvider(LocalMachine, Provider):
         """End overdue and abandoned launches, and hosts whose lease.json is missing.
 
         Only launches and hosts of this SRIFT_HOME are ended. A launch is overdue if its deadline
-        has passed, and abandoned if the process that made it has died. If `all_of_them` is True,
+        has passed. It is abandoned if the process that made it has died. If `all_of_them` is True,
         every launch is ended. Returns a sentence for each launch that was ended or could not be
-        ended. If a lease.json cannot be read, the hosts of that launch keep running, and NotSwept
-        is raised after all other launches were handled.
+        ended.
+
+        Raises NotSwept at the end if a lease.json cannot be read. The hosts of that launch keep
+        running.
         """
         if not self.store.root.is_dir():
             return []

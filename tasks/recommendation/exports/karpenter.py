@@ -1,10 +1,11 @@
 """Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
 
 Karpenter buys the instance type with the lowest price per hour. An overlay multiplies the price of
-a type by the ratio of the job's hours on this type to its hours on the fastest type. The type with
-the lowest adjusted price is therefore the type on which the whole job is cheapest, also after
-prices change. If the goal is to minimize hours, the overlay instead sets the price to a number that
-is proportional to the hours.
+a type by (job's hours on this type) / (job's hours on the fastest type). Karpenter therefore buys
+the type on which the whole job is cheapest. This stays true when prices change.
+
+If the goal is to minimize hours, an overlay instead sets the price. This price is proportional to
+the job's hours.
 """
 
 from typing import Any
@@ -100,5 +101,5 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
 
 
 def _in(key: str, *values: str | None) -> dict[str, Any]:
-    """Return the Karpenter requirement that the value of the label `key` is among `values`."""
+    """Return a Karpenter requirement: the node label `key` must have one of `values`."""
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}

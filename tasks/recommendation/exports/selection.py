@@ -158,7 +158,7 @@ class Selection:
         return warnings
 
     def _age_h(self, column: str) -> float:
-        """Return the hours since the time that the requested row has in `column`."""
+        """Return the age in hours of the requested row's time in `column`."""
         moment: datetime = self.first.row[column]
         return max(0.0, (self.now - moment).total_seconds() / 3600)
 
@@ -174,8 +174,8 @@ def select(
 ) -> Selection:
     """Return the published row with the requested rank, and all rows of its goal.
 
-    workload, goal, provider: must match the rows of exactly one goal. None matches every goal or
-    provider.
+    goal: may be None if the workload has only one goal.
+    provider: may be None if all published rows of the workload have the same provider.
     rank: the rank of the row to export.
 
     Raises:
