@@ -311,10 +311,9 @@ class StepProcess(GaussianProcess):
 
 
 def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
-    """Return an (X rows, Y rows) mask: True if both rows belong to the same group.
+    """Return an (X rows, Y rows) mask: True if both rows have the same code of `group`, above 0.
 
-    `group` is a name in CODES, such as "kind", or "all" (all rows form one group). A row with the
-    code 0 belongs to no group.
+    `group` is a name in CODES, such as "kind". For "all", the whole mask is True.
     """
     if group == "all":
         return np.ones((len(X), len(Y)), dtype=bool)
@@ -324,10 +323,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return the input rows of the kernel for the log seconds of one device at each point.
-
-    The result has the shape (points, WIDTH).
-    """
+    """Return a (points, WIDTH) array: kernel inputs for the log one-device seconds."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
@@ -339,9 +335,11 @@ def point_inputs(points: Points) -> FloatArray:
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
-    With these factors, normal noise approximates noise with Student's t distribution. The caller
-    repeats two steps: it fits `process` with noise variances multiplied by `factor`, and computes
-    the next factors with this function. `factor` is 1 at first, and later the previous result.
+    Multiply the noise variances by these factors, fit again, and repeat. Normal noise then
+    approximates noise with Student's t distribution.
+
+    process: the present fit.
+    factor: the factors that the present fit used; 1 at first.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -1,6 +1,6 @@
 """Learn the spreads (standard deviations) of the Gaussian processes with scikit-learn.
 
-The spreads maximise the marginal likelihood times a normal prior of their logs.
+The spreads maximise the marginal likelihood times a normal prior on their logs.
 """
 
 from typing import Any
@@ -70,9 +70,8 @@ def learned_spreads(
 ) -> FloatArray:
     """Return the most probable logs of the standard deviations in SPREADS.
 
-    They are the hyperparameters of a Gaussian process with the rows `inputs`, the values `target`
-    and the noise variances `noise`. The search starts at `log_spreads`. The prior is centred on
-    LOG_SPREADS.
+    log_spreads: the start of the search.
+    inputs, target, noise: rows, values and noise variances to which the Gaussian process is fitted.
     """
     search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
@@ -85,11 +84,12 @@ def learn_spreads(
 ) -> Spreads:
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
-    A cell is a workload in one mode on one kind of device. It is large if it has at least 40
-    multi-device rows (ENOUGH). All small cells share the same standard deviations. `residual`
-    (rows,) is log measured seconds minus log computed seconds. `noise_factor` (rows,) are factors
-    on the noise variances of the rows. The log of a variance may exceed its initial value by at
-    most `growth`.
+    A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
+    multi-device rows.
+
+    residual: (rows,) log measured seconds minus log computed seconds.
+    noise_factor: (rows,) factors on the noise variances.
+    growth: the maximum increase of the log of a variance over its initial value.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
@@ -129,8 +129,9 @@ def _penalised(
 ) -> Any:
     """Return an optimizer for scikit-learn's GaussianProcessRegressor that applies a normal prior.
 
-    The hyperparameters have the prior N(`centre`, `sd`^2). The optimizer takes at most `most`
-    steps. `limits` are the lower and the upper limit of (hyperparameter - `centre`).
+    centre, sd: mean and standard deviation of the prior of the hyperparameters.
+    most: the maximum number of steps.
+    limits: lower and upper limit of (hyperparameter - `centre`).
     """
 
     def search(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:

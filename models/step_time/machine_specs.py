@@ -74,10 +74,7 @@ def _device(row: _Row) -> str:
 
 
 def _speed(row: _Row) -> float | None:
-    """Return the peak TFLOP/s of one accelerator, or of all cores if there is no accelerator.
-
-    Returns None if the rate is unknown.
-    """
+    """Return the peak TFLOP/s of an accelerator, or of all cores of a CPU; None if unknown."""
     if _device(row) != _NO_DEVICE:
         return _positive(row.get("device_tflops"))
     cores = _positive(row.get("cores"))
@@ -85,11 +82,10 @@ def _speed(row: _Row) -> float | None:
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
-    """Return {name: Machine} for the rows of `instance_types` and for the names in `seen`.
+    """Return {name: Machine} for the rows of `instance_types` and for the measured types `seen`.
 
-    `seen` are the instance types that were measured. An unknown value is replaced by the median of
-    the measured types, so that further rows of `instance_types` do not change predictions. An
-    unknown speed is replaced by the speed of the same device in another row, if there is one.
+    Unknown values are replaced by medians of the measured types. For an unknown speed, the speed of
+    the same device in another row takes precedence.
     """
     rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
     for name in seen:
@@ -99,6 +95,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
     def middle(known: list[float | None], nobody_knows: float) -> float:
         return float(np.median([value for value in known if value is not None] or [nobody_knows]))
 
+    # of measured types only: further rows of `instance_types` must not change predictions
     cores = middle([_positive(row.get("cores")) for row in learned], _CORES)
     gbps = middle([_positive(row.get("bandwidth_gbps")) for row in learned], _GBPS)
     device_rate = middle([_positive(row.get("device_tflops")) for row in learned], _DEVICE_TFLOPS)
@@ -114,11 +111,10 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
 
 
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
-    """Return the machine of a row of `read_machines`.
+    """Return the Machine of a row; `cores`, `gbps` and `speed` replace unknown values.
 
-    `cores`, `gbps` (Gbit/s between machines) and `speed` (peak fp32 TFLOP/s) replace unknown values
-    of the row. If NVLink connects the devices of the machine, an unknown rate between machines is
-    a third of the NVLink rate instead of `gbps`.
+    gbps: Gbit/s between machines. Machines with NVLink get a third of NVLink's rate instead.
+    speed: peak fp32 TFLOP/s.
     """
     device, memory = _device(row), _positive(row.get("device_memory_gib"))
     known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
@@ -140,11 +136,10 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the kind of device: the name of the accelerator on its data sheet.
+    """Return the kind of device: the accelerator's name, or `name` if no accelerator is known.
 
-    If the accelerator's stated rate matches no data sheet, the rate is part of the name: a slice of
-    a GPU is a different kind of device than the whole GPU. An instance type without a known
-    accelerator is a kind of its own, and its name is returned.
+    A rate that matches no data sheet is part of the kind. Thus a slice of a GPU and the whole GPU
+    are different kinds.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -158,8 +153,8 @@ def device_kind(name: str, machine: Machine) -> str:
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
     """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
-    If the device has data sheets for several memory sizes, the sheet nearest to `memory_gib` is
-    used. If there is no data sheet, the three values are `device`, NaN and _INSIDE_GBPS.
+    The data sheet is that of the memory size nearest to `memory_gib`. Without a data sheet, the
+    result is (`device`, NaN, _INSIDE_GBPS).
     """
     sheets = _sheets(device)
     if not len(sheets):
@@ -181,8 +176,8 @@ def _sheets(device: str) -> pd.DataFrame:
 def data_sheets() -> pd.DataFrame:
     """Return the table gpu_data_sheets.csv, with the device as index.
 
-    The columns are memory, bandwidth, rates without sparsity, and the date and source of each row.
-    The column `checked` has the URL of the page against which the row was checked, or NaN.
+    Rates are without sparsity. The column `checked` has the URL of the page against which the row
+    was checked, or NaN.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
@@ -190,9 +185,8 @@ def data_sheets() -> pd.DataFrame:
 def computes(device: str, mode: Mode) -> bool:
     """Return True if a device can compute in a mode.
 
-    TF32 and bfloat16 need an Ampere GPU or a later generation. A CPU supports neither TF32 nor the
-    offloading of sharded states to host memory. A GPU without a data sheet is assumed to support
-    every mode.
+    A GPU needs the Ampere generation or a later one for TF32 and bfloat16. A CPU supports neither
+    TF32 nor offload to host memory. A GPU without a data sheet is assumed to support every mode.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -216,10 +210,12 @@ _RATES = {
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
     """Return the memory bandwidth and the peak TFLOP/s of a kind of device at a precision.
 
-    If the data sheet has no rate for the precision, its fp32 rate is used. If there is no data
-    sheet, an instance type in `machines` with this device gives the rate. The bandwidth is then
-    proportional to the rate, and the confidence of an accelerator is below 1. Returns UNKNOWN if
-    there is neither a data sheet nor such an instance type.
+    The result is from the first of these sources that exists:
+
+    1. the data sheet. Its fp32 rate replaces a missing rate for the precision.
+    2. the rate of an instance type in `machines` with this device. The bandwidth is proportional
+       to the rate, and the confidence of an accelerator is below 1.
+    3. UNKNOWN
     """
     table = data_sheets()
     if kind in table.index:

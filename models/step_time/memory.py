@@ -33,14 +33,14 @@ The values for a profiled workload, and for a workload of which only facts are k
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
 
-If the same batch or a larger batch has run on a device, the peak is at most this device's memory.
+If a device has run the batch or a larger batch, the peak is at most the memory of the device.
 
-A group's weights (W') stay in memory while the next group is gathered. Its gradients (G') are
+A group's weights (W') stay in memory while the next group is gathered. A group's gradients (G') are
 copied before they are summed. The backward pass frees activations while it makes gradients, so
-`working` is the maximum of both. It is their sum in micro-steps after the first, and in bounds
-from facts.
+`working` is the maximum of both. In micro-steps after the first, and in bounds from facts,
+`working` is the sum of both.
 
-Predictions are too high rather than too low. A batch that is refused without need can still run
+Predictions are too high rather than too low: a batch that is refused without need can still run
 with gradient accumulation, but a batch that does not fit fails.
 """
 
@@ -68,9 +68,10 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 class Run(NamedTuple):
     """The largest batch that fitted into the memory of a device.
 
-    `memory` is the device's memory in bytes. `batch` is the number of samples in a micro-step.
-    `ranks` is the number of ranks that sharded the training state, or 1 without sharding.
-    `accumulates` is True if an optimizer step had several micro-steps.
+    memory: the device's memory in bytes.
+    ranks: number of ranks that sharded the training state; 1 without sharding.
+    accumulates: True if an optimizer step had several micro-steps.
+    batch: number of samples in a micro-step.
     """
 
     memory: float
@@ -101,13 +102,14 @@ _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
 class MemoryModel:
     """Predicts the peak memory of a rank.
 
+    A one-device mode (`Mode.alone`) has neither a multi-device strategy nor offload.
+
     Attributes:
         workloads: {workload: its facts, such as parameters and FLOPs}.
         lines: {(workload, one-device mode, instance type): (base bytes, activation bytes per
-            sample)}, fitted to profiles. A one-device mode (`Mode.alone`) has neither a
-            multi-device strategy nor offload.
+            sample)}, fitted to profiles.
         ran: {(workload, mode): the largest batches that fitted into memory}.
-        per_operation: activation bytes per floating-point operation. For estimates from facts.
+        per_operation: activation bytes per floating-point operation, for estimates from facts.
     """
 
     workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
@@ -127,8 +129,9 @@ class MemoryModel:
     ) -> float:
         """Return the peak bytes of one rank of a setup; NaN if the workload is unknown.
 
-        `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
-        `accumulates` is True if an optimizer step has several micro-steps.
+        batch: samples of a device in a micro-step.
+        ranks: number of ranks.
+        accumulates: True if an optimizer step has several micro-steps.
         """
         facts = self.workloads.get(workload, WorkloadFacts())
         sharing = mode.sharded and ranks > 1
@@ -158,11 +161,11 @@ class MemoryModel:
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
         """Return the largest batches of a workload and mode that fitted into memory.
 
-        `gradients` are the bytes of all gradients. If `accumulates` is True, this function reduces
-        the batches of runs without accumulation, because later micro-steps need more memory.
-        Returns [] for tensor parallelism, because its memory use grows with the number of ranks.
+        gradients: the bytes of all gradients.
+        accumulates: if True, the batches of runs without gradient accumulation are reduced.
         """
         found = []
+        # the memory of tensor parallelism grows with the ranks, so that these runs are no bound
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
             if accumulates and not run.accumulates:
                 # later micro-steps hold gradients and activations together: fewer samples fit
@@ -172,10 +175,10 @@ class MemoryModel:
         return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
-        """Return (base bytes, activation bytes of a sample) from profiles on the instance type.
+        """Return (base bytes, activation bytes of a sample) from profiles.
 
-        If this type was not profiled, both numbers are the maximum over the profiled types. Returns
-        None if the workload was not profiled in this mode.
+        For an instance type without profiles, both numbers are the maximum over the profiled types.
+        Returns None if the workload was not profiled in this mode.
         """
         if (workload, mode, instance_type) in self.lines:
             return self.lines[workload, mode, instance_type]
@@ -188,8 +191,8 @@ class MemoryModel:
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The activation bytes are the lowest of several estimates: from the facts, and from each run
-        that did not run out of memory. They are NaN if there is no such estimate.
+        The activation bytes are the lowest of all estimates, from the facts and from each run; NaN
+        without facts and runs.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -216,8 +219,7 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
     """Return the bytes that a rank of a sharded mode holds in addition to those of one device.
 
-    The result is the term `beside` in the module's docstring. It is negative if sharding saves
-    more memory than communication needs.
+    The result is the term `beside` in the module's docstring. A negative result is a saving.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -240,7 +242,7 @@ def fit_memory(
     Args:
         profiles: frame with the columns workload, precision, strategy, switches, instance_type,
             batch and peak_bytes.
-        ran: the measured setups. None of them ran out of memory.
+        ran: the setups of runs that did not run out of memory.
         machines: the machine of each instance type.
         workloads: the facts of each workload.
     """
@@ -261,10 +263,7 @@ def fit_memory(
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Return (base, a) of `peak = base + max(gradients, a * batch)`, fitted by least squares.
 
-    Gradients are the larger term at small batches, and activations at large batches. The fit tries
-    every batch as the boundary. If gradients are larger at all batches, `a` is chosen so that both
-    are equal at the largest batch. With a single batch size, most of the peak is assumed to be
-    activations.
+    With a single batch size, 90 % of the peak is assumed to be proportional to the batch.
     """
     sizes = np.unique(batch)
     if len(sizes) == 1:
@@ -287,10 +286,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 def _lines(
     profiles: pd.DataFrame, workloads: Mapping[str, WorkloadFacts]
 ) -> dict[tuple[str, Mode, str], Line]:
-    """Return (base bytes, activation bytes of a sample) by (workload, mode, instance type).
-
-    Each pair is fitted to the peak memory in profiles of one device (see `one_device`).
-    """
+    """Fit (base bytes, activation bytes of a sample) by (workload, mode, instance type)."""
     if "peak_bytes" not in profiles:
         return {}
     good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
@@ -308,8 +304,8 @@ def _largest_that_ran(
 ) -> dict[tuple[str, Mode], list[Run]]:
     """Return {(workload, mode): the largest batch that ran on each size of device memory}.
 
-    A list has separate entries for runs with and without gradient accumulation. If the mode shards
-    the training state or embedding tables, it also has separate entries for each number of ranks.
+    Runs with and without gradient accumulation have separate entries. For modes that shard, each
+    number of ranks has a separate entry.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]

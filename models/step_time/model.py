@@ -1,6 +1,6 @@
-"""Predict step seconds with 90 % intervals and joint draws.
+"""Predict step seconds with 90 % intervals and joint draws, for one provider.
 
-A model covers one provider. The same data and seed give the same model.
+The same data and seed give the same model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,10 +55,9 @@ def bottlenecks(
     input_part: FloatArray,
     machines: FloatArray,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
-    """Return the bottleneck of each setup.
+    """Return the bottleneck of each setup: "compute", "stragglers", "input" or communication.
 
-    The labels are "compute", "communication inside a node", "communication between nodes",
-    "stragglers" and "input".
+    Communication is "communication inside a node" or "communication between nodes".
 
     Args:
         exposed: (rows,) fraction of the step spent on communication that compute does not hide.
@@ -85,13 +84,12 @@ class StepTimeModel:
     a cluster, with the batch of each device.
 
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted. These are the measured pairs
-            and the pairs that `all_introduced` or `with_compressed` added.
+        trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
+            `all_introduced` or `with_compressed` added.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
-        run_sd: {code of a kind of device (`rows.code_of`): standard deviation of log seconds}. The
-            deviation is between runs of the same setup at different hours. The key 0 stands for
-            unmeasured kinds.
+        run_sd: {code of a kind of device (`rows.code_of`): standard deviation of log seconds
+            between runs of a setup at different hours}. The key 0 is for unmeasured kinds.
         trained_on: ids of the runs to which the model was fitted.
         workload_digests, type_digests: {name: digest of its definition at the time of the fit},
             for workloads and for instance types.
@@ -124,7 +122,7 @@ class StepTimeModel:
         return tuple(sorted(self.machines))
 
     def can_guess(self, instance_type: str) -> bool:
-        """Return True if an unmeasured workload can be predicted on the instance type.
+        """Return True if unmeasured workloads can be predicted on the instance type.
 
         The type must have an accelerator with a known peak rate (TFLOP/s).
         """
@@ -137,10 +135,7 @@ class StepTimeModel:
         return tuple(mode for mode in MODES if (workload, mode) in self.trained)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Return True if the model can predict the workload in at least one of its modes.
-
-        Returns False if the definition of the workload has changed since it was measured.
-        """
+        """Return True if the workload has a predictable mode, and has not changed since the fit."""
         modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
 
@@ -184,7 +179,7 @@ class StepTimeModel:
         return self.predict_arrays(self.read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """Return the frame of `predict` for setups given as arrays. Its index starts at 0."""
+        """Return the frame of `predict` for setups given as arrays, with an index from 0."""
         chunks = [self._predict(chunk) for chunk in arrays.chunks(_CHUNK)]
         found = pd.concat(chunks, ignore_index=True)
         return found.assign(nearest_doublings=doublings(self.measured, arrays))
@@ -235,7 +230,7 @@ class StepTimeModel:
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: step seconds from the learned formula alone.
 
-        This is faster than `predict_arrays`, but does not correct for residuals of similar setups.
+        This method is faster than `predict_arrays`, but less accurate near measured setups.
         """
         found = []
         for chunk in arrays.chunks(_WIDE_CHUNK):
@@ -271,7 +266,7 @@ class StepTimeModel:
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of measured step seconds, including noise.
 
-        Draws are antithetic: the logs of each pair of draws are symmetric about the mean log.
+        The draws come in pairs whose logs are symmetric about the mean log (antithetic draws).
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)
@@ -316,8 +311,9 @@ class StepTimeModel:
     ) -> float:
         """Return the peak bytes of one rank; NaN if the workload is unknown.
 
-        `batch` is the samples of a device in a micro-step, `ranks` the number of ranks.
-        `accumulates` is True if an optimizer step has several micro-steps.
+        batch: samples of a device in a micro-step.
+        ranks: number of ranks.
+        accumulates: True if an optimizer step has several micro-steps.
         """
         return self.memory.peak_bytes(
             workload, mode, instance_type, batch, ranks, accumulates=accumulates
@@ -371,10 +367,7 @@ class StepTimeModel:
 
 
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
-    """Fit a model to the measurements of one provider.
-
-    Runs without a positive finite step time are left out. The same data and seed give the same
-    model.
+    """Fit a model to the measurements of one provider. Runs without a valid step time are left out.
 
     Raises:
         ValueError: if the data has neither a profile nor a valid run, or if it has measurements of
@@ -445,7 +438,8 @@ def _facts(
 ) -> SetupFacts:
     """Return the facts with which setups are converted to input rows of the regression.
 
-    `arrays` are the measured setups. `profiles` is the result of `profile_rows`.
+    arrays: the measured setups.
+    profiles: the result of `profile_rows`.
     """
     batches: dict[tuple[str, Mode], list[FloatArray]] = {}
     for workload, mode, rows in arrays.groups():
@@ -471,8 +465,7 @@ def _facts(
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     """Return the median seconds of measured all-reduces between machines, by cluster and bytes.
 
-    Rows without positive finite bytes and seconds are left out. The frame also has the columns of a
-    setup; its workload is the placeholder PROBE.
+    The other columns are those of a setup, with the placeholder PROBE as workload.
     """
     frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
     frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
@@ -495,8 +488,7 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
     """Return a model that also predicts the unmeasured `workload` (see `all_introduced`).
 
-    Returns None if the FLOPs of the workload are unknown, or if the model already knows a workload
-    of this name.
+    Returns None if the workload's FLOPs are unknown, or if the model has a workload of its name.
     """
     name, flops = workload.name, workload.flops_per_sample
     if flops is None or name in model.workloads:
@@ -511,10 +503,11 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
-    """Return a model that also predicts the workloads in `facts` that have not been measured.
+    """Return a model that also predicts the unmeasured workloads in `facts` with known FLOPs.
 
-    `facts` maps names of workloads to their facts. A workload is added if its FLOPs are known. It
-    is predicted in every mode, but only on instance types whose accelerator has a known rate.
+    Only accelerators with a known peak rate can be predicted (`StepTimeModel.can_guess`).
+
+    facts: {workload: its facts}.
     """
     new = {
         name: known
@@ -533,10 +526,9 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts `workload` with strategies that communicate unlike DDP.
 
-    These strategies include compressed gradients, Adasum and tensor parallelism. A mode is added
-    only if the model can predict the workload in another mode with the same one-device mode
-    (`Mode.alone`: no multi-device strategy, no offload). Tensor parallelism also needs known sizes
-    of the divided layers.
+    Examples are compressed gradients, Adasum and tensor parallelism. A mode is added only if the
+    model can already predict the workload in a mode with the same `Mode.alone`. Tensor parallelism
+    also needs known sizes of the divided layers.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

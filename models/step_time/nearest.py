@@ -25,9 +25,8 @@ _LEAST, _ROUNDING = 0.1, 1e-9
 def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     """Return a (rows,) array: the distance of each of `setups` to the nearest setup in `measured`.
 
-    The module's docstring defines the distance. It is 0 if the setup was measured, and otherwise at
-    least 0.1. It is NaN if the workload has no measured setup in the same mode. The order of a
-    setup's machines does not matter.
+    The module's docstring defines the distance. The distance is 0 for a measured setup, at least
+    0.1 for any other setup, and NaN without measured setups of the workload and mode.
     """
     types = sorted(measured.type_names)
     found, places = np.full(len(setups.workload), np.nan), _places(setups, types)

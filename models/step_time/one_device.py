@@ -2,18 +2,21 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-Deviations and curves are learned. Their prior mean is 0. The device's data sheet gives the memory
-bandwidth (GB/s) and the rate (peak TFLOP/s at the precision).
+Deviations and curves have the prior mean 0 and are learned. The device's data sheet gives the
+memory bandwidth (GB/s) and the rate (peak TFLOP/s at the precision).
 
 For a network with known FLOPs, the mean depends on log(FLOPs / rate) and on the bandwidth. The
 prior assumes that all such networks reach the same fraction of the peak rate.
 
-For a transformer, the mean is the log of a roofline. It has N parameters, L layers of width h and
-sequences of s tokens. `tokens` is the number of tokens in the batch. k is 4/3 if activations are
-recomputed in the backward pass, else 1:
+For a transformer, the mean is the log of a roofline:
 
     seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
               + 48 bytes x tokens x vocabulary size / bandwidth
+
+    k         4/3 if activations are recomputed in the backward pass, else 1
+    tokens    number of tokens in the batch
+    N, L, h   number of parameters, number of layers, and width
+    s         number of tokens in a sequence
 
 The last term is for reading and writing the logits of the vocabulary. In attention, GPUs with more
 TFLOP/s than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out
@@ -30,10 +33,10 @@ import numpy as np
 class Parameter:
     """The prior of a hierarchical parameter: the mean, and a standard deviation for each level.
 
-    `all` is the standard deviation of the value that all rows share. Each other level divides the
-    rows into groups: by kind of device, by cell, by strategy, by neural network, or by workload in
-    one mode. A cell is a workload in one mode on one kind of device. At a level with standard
-    deviation 0, all groups share the value.
+    The level `all` is the value that all rows share. Each other level divides the rows into groups:
+    by kind of device, by cell, by strategy, by neural network, or by workload in one mode. A cell
+    is a workload in one mode on one kind of device. At a level with standard deviation 0, all
+    groups share the value.
     """
 
     mean: float = 0.0
@@ -94,8 +97,8 @@ class Transformer(NamedTuple):
 class Sheet(NamedTuple):
     """A device's memory bandwidth in GB/s, and its peak rate in TFLOP/s at a precision.
 
-    `confidence` is 1 if both numbers come from a data sheet, and 0 if they are unknown. It is
-    between 0 and 1 for an accelerator without a data sheet whose rate an instance type states.
+    `confidence` is 1 for numbers from a data sheet, and 0 for unknown numbers. It is in between for
+    an accelerator whose rate an instance type states instead of a data sheet.
     """
 
     bandwidth: float
@@ -115,11 +118,10 @@ def prior(
     transformer: Transformer | None,
     recomputed: bool,
 ) -> tuple[float, list[float], list[float]]:
-    """Return the prior mean of log T1, a value for each of EFFECTS, and the shape features.
+    """Return the prior mean of log T1, a value for each of EFFECTS, and four shape features.
 
-    T1 is the seconds of a forward and a backward pass on one device. A transformer has four shape
-    features: log2 of its width, log2 of the tokens in a batch, log2 of the tokens in a sequence,
-    and 1 or 0 for recomputed activations. Other networks have four zeros.
+    The shape features of a transformer are log2 of its width, log2 of the tokens in a batch, log2
+    of the tokens in a sequence, and 1 or 0 for recomputed activations. Other networks have zeros.
 
     middle: log2 of the median batch that was measured for the workload.
     flops: floating-point operations of a sample; 0 if unknown.

@@ -1,8 +1,8 @@
 """Compute the mean and the variance of log step seconds after the fit of regressor.py.
 
 The mean is the formula at the posterior mean of its parameters, plus a correction from the
-residuals of similar setups. The variance is the variance of the linearised formula plus that of the
-correction.
+residuals of similar setups. The variance is the sum of the variances of both: the linearised
+formula and the correction.
 """
 
 from dataclasses import dataclass, field
@@ -48,13 +48,14 @@ class Linear(NamedTuple):
 class Posterior:
     """The result of fitting the regression.
 
+    A cell is a workload in one mode on one kind of device.
+
     Attributes:
         reach: {code of a kind of device: number of devices of the largest measured cluster}.
-        process: the Gaussian process of log step seconds. It has no rows before the first
-            iteration of the fit.
+        process: the Gaussian process of log step seconds, without rows before the first iteration
+            of the fit.
         spreads: standard deviations of residuals.
-        neighbours: {code of a cell: the Gaussian process of the cell's residuals}. A cell is a
-            workload in one mode on one kind of device.
+        neighbours: {code of a cell: the Gaussian process of the cell's residuals}.
     """
 
     reach: dict[float, float]
@@ -63,17 +64,13 @@ class Posterior:
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the seconds of steps and of their parts, without the correction by residuals.
-
-        The formula is evaluated at the posterior mean of its parameters.
-        """
+        """Return the seconds of steps and of their parts, without the correction by residuals."""
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of the log step seconds of the rows `X`.
 
-        If `covariance` is True, `Beliefs.variance` is a covariance matrix. Otherwise it has the
-        variance of each row.
+        covariance: if True, `Beliefs.variance` is a (rows, rows) covariance matrix.
         """
         linear = self.linear(X)
         mean, several = linear.log_s.copy(), X.ranks > 1

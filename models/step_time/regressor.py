@@ -2,11 +2,15 @@
 
     log step = log f(theta, log T1) + r + noise
 
-f is the formula of formula.py, and theta its parameters. T1 is the seconds of one device. Each
-parameter, and log T1, is a prior mean plus a sum of deviations. There is a deviation for all rows,
-and one for each group of rows: a kind of device, a neural network, a strategy, a workload in one
-mode, and a cell (a workload in one mode on one kind of device). log T1 also has smooth curves in
-the batch. r is the residual: similar setups of a cell have similar residuals.
+    f       the formula of formula.py
+    theta   its parameters
+    T1      the seconds of one device
+    r       the residual: similar setups of a cell have similar residuals
+
+A cell is a workload in one mode on one kind of device. Each parameter, and log T1, is a prior mean
+plus a sum of deviations. There is a deviation for all rows, and one for each group of rows: a kind
+of device, a neural network, a strategy, a workload in one mode, and a cell. log T1 also has smooth
+curves in the batch.
 
 All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
 process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
@@ -45,8 +49,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         most_rows: the maximum number of multi-device rows from which the parameters are learned.
-            All single-device rows are used.
-        random_state: the seed of the random choice of these rows.
+            Single-device rows are always used.
+        random_state: the seed of the random choice of multi-device rows.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> StepTimeRegressor:
         """Fit to rows `X` and their step seconds `y`.
 
-        `sample_weight` (rows,) is the number of runs that each row stands for, 1 by default.
+        sample_weight: (rows,) number of runs that each row stands for; None means 1.
         """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
@@ -102,9 +106,11 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Posterior:
         """Return `found` with a Gaussian process fitted to the residuals of each cell.
 
-        A cell is a workload in one mode on one kind of device. `X` are all rows, `log_s` their log
-        step seconds, and `weight` the numbers of runs that they stand for. `picked` are the rows
-        from which the parameters of `found` were learned.
+        A cell is a workload in one mode on one kind of device.
+
+        X: all rows.
+        log_s, weight: (rows,) log step seconds, and numbers of runs that the rows stand for.
+        picked: the rows from which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
@@ -122,12 +128,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return replace(found, spreads=spreads, neighbours=neighbours)
 
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
-        """Return the positions of the rows from which the parameters are learned.
+        """Return the positions of all single-device rows, and of at most `most_rows` other rows.
 
-        All single-device rows are used, and up to `most_rows` multi-device rows. These are drawn
-        round-robin over the cells (a workload in one mode on one kind of device). Within a cell,
-        they are drawn round-robin over groups of rows. The rows of a group have the same number of
-        machines and the same devices per machine.
+        The other rows are drawn round-robin over workloads, modes, kinds of device and shapes of
+        clusters.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

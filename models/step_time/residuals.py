@@ -1,7 +1,7 @@
 """Model the residuals of similar setups with a Gaussian process for each cell.
 
-A residual is log measured minus log computed step seconds. A cell is a workload in one mode on one
-kind of device. "Spread" in a name means standard deviation.
+A cell is a workload in one mode on one kind of device. A residual is log measured minus log
+computed step seconds. "Spread" in a name means standard deviation.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,9 @@ SMALL = 0.0  # the code under which all cells with fewer rows share their spread
 class CellSpread(NamedTuple):
     """Standard deviations of residuals in a cell (a workload in one mode on one kind of device).
 
-    The three numbers of `spread` are the standard deviations of the component with long length
-    scales, the component with short length scales, and the noise of a run. `kind` is the code of
-    the kind of device (see `rows.code_of`).
+    spread: (3,) standard deviations of the component with long length scales, of the component with
+        short length scales, and of the noise of a run.
+    kind: code of the kind of device (see `rows.code_of`).
     """
 
     spread: FloatArray
@@ -33,8 +33,8 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    The variances of an unknown cell are a mean over the known cells on the same kind of device. The
-    mean over all known cells is included in this mean as one more cell.
+    An unknown cell gets mean variances. The mean is over the known cells on the same kind of device
+    and one more value, the mean over all known cells.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -42,11 +42,7 @@ class Spreads:
         self._usual = np.mean([each.spread**2 for each in cells.values()] or [INITIAL**2], axis=0)
 
     def of(self, rows: Rows) -> FloatArray:
-        """Return a (rows, 3) array: standard deviations of the log step seconds of each row.
-
-        The columns belong to the component of the residual with long length scales, the component
-        with short length scales, and the noise of a run.
-        """
+        """Return the `CellSpread.spread` of each row as a (rows, 3) array."""
         cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
         return np.array([self._of_cell(*pair) for pair in pairs]).reshape(-1, 3)[which]
@@ -60,10 +56,9 @@ class Spreads:
 
 
 class Neighbours(NamedTuple):
-    """The Gaussian process of a cell's residuals, and the range of its corrections to log seconds.
+    """The Gaussian process of the residuals of a cell: a workload in one mode on one kind of device.
 
-    A cell is a workload in one mode on one kind of device. The range of corrections goes from `low`
-    to `high` and contains 0.
+    Its corrections to log seconds are clipped to the range from `low` to `high`, which contains 0.
     """
 
     process: GaussianProcess
@@ -76,11 +71,12 @@ def fit_neighbours(
 ) -> tuple[Neighbours, FloatArray]:
     """Fit a Gaussian process to the residuals of a cell, and calibrate its standard deviations.
 
-    All standard deviations are multiplied by one factor, so that they match the cross-validation
-    errors. Returns the process with its range of corrections, and the scaled standard deviations.
+    A cell is a workload in one mode on one kind of device. Calibration multiplies all standard
+    deviations by one factor, so that they match the cross-validation errors. Also returns the
+    calibrated standard deviations.
 
     Args:
-        rows: the rows of the cell (a workload in one mode on one kind of device).
+        rows: the rows of the cell.
         residual: (rows,) log measured minus log computed step seconds.
         weight: (rows,) the number of runs that each row stands for.
         spread: (3,) initial standard deviations, as in `CellSpread`.
@@ -100,8 +96,7 @@ def fit_neighbours(
 def without_rows(spread: FloatArray) -> Neighbours:
     """Return the Gaussian process of a cell without measured rows, which corrects no prediction.
 
-    A cell is a workload in one mode on one kind of device. `spread` (3,) has the prior standard
-    deviations, as in `CellSpread`.
+    spread: (3,) prior standard deviations, as in `CellSpread`.
     """
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
@@ -117,13 +112,13 @@ def _fitted(
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
     """Return the factor that makes the standard deviations of `process` match its errors.
 
-    With this factor, 90 % of the cross-validation errors are inside the 90 % interval. The
-    cross-validation leaves out all rows of a cluster together, because their errors have common
-    causes. The factor is clipped to 0.8 to 4. It is 1 if there are fewer than 40 rows (ENOUGH).
+    With this factor, 90 % of the cross-validation errors are inside the 90 % interval. The factor
+    is clipped to 0.8 to 4. With fewer than 40 rows (ENOUGH), the factor is 1.
     """
     if len(features) < ENOUGH:
         return 1.0
     inverse, _ = process.left_out()
+    # the errors of a cluster's rows have common causes, so that they are left out together
     cluster = np.unique(features[:, 1:].round(6), axis=0, return_inverse=True)[1].reshape(-1)
     away = np.zeros(len(features))
     for group in range(cluster.max() + 1):
@@ -138,10 +133,11 @@ def with_neighbours(
 ) -> Spreads:
     """Return the standard deviations of `cells`, plus a shared entry for all smaller cells.
 
-    A cell is a workload in one mode on one kind of device. `cells` has the cells with at least 40
-    rows (ENOUGH). `spreads` has the shared entry. Its standard deviations are increased if the
-    leave-one-out errors in the rows of small cells are larger. These errors are those of `process`,
-    which was fitted to `rows`.
+    A cell is a workload in one mode on one kind of device. The shared entry is that of `spreads`,
+    increased if the leave-one-out errors of small cells are larger.
+
+    cells: {code of a cell with at least 40 rows (ENOUGH): its standard deviations}.
+    process: the Gaussian process that was fitted to `rows`.
     """
     small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
     if SMALL in spreads.cells and small.any():

@@ -40,10 +40,11 @@ Cell = tuple[str, Mode, str]  # workload, one-device mode (`Mode.alone`), kind o
 class WorkloadFacts:
     """The facts of a workload; 0, NaN or None if unknown.
 
-    `flops` are the floating-point operations of one sample. `hidden_part` is the fraction of a
-    one-device step after the first gradient bucket is ready: exchanges can overlap with this part.
-    `last_bucket_bytes` is the size of the bucket that is ready last. `divided` has the numbers of
-    weights and activations in the layers that tensor parallelism splits.
+    flops: floating-point operations of one sample.
+    hidden_part: fraction of a one-device step after the first gradient bucket is ready. Exchanges
+        can overlap with this part.
+    last_bucket_bytes: size of the bucket that is ready last.
+    divided: numbers of weights and activations in the layers that tensor parallelism splits.
     """
 
     gradient_bytes: float = 0.0
@@ -66,7 +67,7 @@ class WorkloadFacts:
 
 
 def code_of(*key: object) -> float:
-    """Return a number that identifies a group of rows. All processes compute the same number."""
+    """Return a number that identifies a group of rows. The number is equal in all processes."""
     return float(zlib.crc32(repr(key).encode()))
 
 
@@ -74,9 +75,13 @@ def code_of(*key: object) -> float:
 class Points:
     """The inputs from which the seconds of one device are predicted, with a row per point.
 
-    A point is a workload in a mode, on a kind of device, with a batch. The columns of `codes`
-    identify the kind of device, the neural network, the (workload, mode) and the (workload, mode,
-    kind of device). The middle batch is the median of the workload's measured batches.
+    A point is a workload in a mode, on a kind of device, with a batch. The middle batch is the
+    median of the workload's measured batches. The columns of `codes` are the codes (`code_of`) of:
+
+    1. the kind of device
+    2. the neural network
+    3. the (workload, mode)
+    4. the (workload, mode, kind of device)
     """
 
     mean: FloatArray  # prior mean of log seconds
@@ -92,7 +97,8 @@ class Rows(Line):
     """The inputs of the regression, with a row per setup. `Line` has the inputs of the formula.
 
     `alone_s`, `middle_s` and `optimizer_s` are 0 until `with_seconds` sets them. The middle batch
-    is the median of the batches that were measured for the workload.
+    is the median of the batches that were measured for the workload. A cell is a (workload, mode,
+    kind of device).
 
     Attributes:
         points: the batches whose seconds on one device are needed.
@@ -101,9 +107,8 @@ class Rows(Line):
         middle: (rows, members) position in `points` of each member with the middle batch.
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.
-        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the cell. A
-            cell is a (workload, mode, kind of device). The machine with the slowest link determines
-            the kind of device.
+        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the cell.
+            The kind of device is that of the machine with the slowest link.
     """
 
     points: Points
@@ -134,9 +139,9 @@ class Rows(Line):
         return Rows(points=self.points, **picked)
 
     def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return a copy in which the rows at positions `probes` describe an all-reduce alone.
+        """Return a copy in which the rows at `probes` are all-reduces without training.
 
-        Such a row has no training step. `size` (probes,) has the bytes of each all-reduce.
+        size: (probes,) bytes of each all-reduce.
         """
         found = self.take(np.arange(len(self)))
         found.point[probes] = found.middle[probes] = -1
@@ -160,12 +165,13 @@ class Rows(Line):
 class SetupFacts:
     """The facts from which the input of the regression is computed.
 
+    A one-device mode (`Mode.alone`) has neither a multi-device strategy nor offload. The middle
+    batch is the median of the measured batches.
+
     Attributes:
         machines: the machine of each instance type.
         workloads: the facts of each workload.
-        middle: {(workload, one-device mode): log2 of the middle batch}. The middle batch is the
-            median of the measured batches. A one-device mode (`Mode.alone`) has neither a
-            multi-device strategy nor offload.
+        middle: {(workload, one-device mode): log2 of the middle batch}.
         batches: {(workload, one-device mode): (smallest, largest) measured batch}.
         optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
             fraction of the one-device seconds at the middle batch}.
@@ -187,11 +193,15 @@ class SetupFacts:
         return [device_kind(name, self.machines[name]) for name in names]
 
     def middle_of(self, workload: str, mode: Mode) -> float:
-        """Return log2 of the middle batch: the median of the batches measured in `mode`.
+        """Return log2 of the middle batch of a workload in a one-device mode.
 
-        If no batch was measured in `mode`, the result for a transformer is a batch of 16,384
-        tokens. For any other workload, it is the first value that exists: the median over its
-        other modes, the median over all workloads, or 32 samples.
+        The middle batch is the first of these that exists:
+
+        1. the median of the batches measured in `mode`
+        2. 16,384 tokens, for a transformer
+        3. the median over the workload's other modes
+        4. the median over all workloads
+        5. 32 samples
         """
         if (workload, mode) in self.middle:
             return self.middle[workload, mode]
@@ -256,7 +266,7 @@ class SetupFacts:
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
         """Return the Points of the keys `keys[i]` with batches of `batch[i]` samples.
 
-        A key is a (workload, one-device mode, kind of device).
+        keys: each is a (workload, one-device mode, kind of device).
         """
         cells = {}
         for key in dict.fromkeys(keys):
@@ -293,7 +303,8 @@ class SetupFacts:
     ) -> dict[str, FloatArray]:
         """Return the fields of a Line that describe the exchange of gradients.
 
-        `group` (rows,) are positions in `setups.groups()`. `link` is the result of `_slowest_link`.
+        group: (rows,) positions in `setups.groups()`.
+        link: the result of `_slowest_link`.
         """
         known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
         size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
@@ -322,10 +333,9 @@ class SetupFacts:
         2. log2 of the number of machines
         3. log2 of the mean number of devices per machine
         4. 1 - (mean / maximum) of the devices per machine
-        5. mean over machines of log2(machine's peak fp32 rate / reference rate)
+        5. mean over machines of log2(peak fp32 rate / peak fp32 rate of the slowest-link machine)
 
-        The reference rate is the peak fp32 rate of the machine with the slowest link. `link` is the
-        result of `_slowest_link`.
+        link: the result of `_slowest_link`.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines
@@ -343,9 +353,10 @@ class SetupFacts:
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        The middle batch is the median of the measured batches. `cell` is a (workload, one-device
-        mode, kind of device). If the kind of device was not profiled, the median over other kinds
-        is returned. Returns 0 if the workload was not profiled in this mode.
+        The middle batch is the median of the measured batches. If the kind of device was not
+        profiled, the result is the median over other kinds, or 0.
+
+        cell: a (workload, one-device mode, kind of device).
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
@@ -380,8 +391,9 @@ class SetupFacts:
     def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
 
-        `size` (rows,) is the first number of `_buckets`: the bytes that a step sends. If the layer
-        sizes of a workload are unknown, tensor parallelism is assumed to send as many bytes as DDP.
+        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
+
+        size: (rows,) the bytes that a step sends: the first number of `_buckets`.
         """
         sent, selection_s = np.ones_like(size), np.zeros_like(size)
         ranks, most = setups.ranks, setups.layout.max(axis=1)

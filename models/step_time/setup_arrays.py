@@ -19,12 +19,15 @@ from ..domain.workload import Mode
 class SetupArrays:
     """Setups as arrays: a row per setup, and a column per member of its cluster, in rank order.
 
-    A member is `count` equal instances of the type `names[kind]`. Each instance uses `layout`
-    devices, and each device has `batch` samples in a micro-step. A member of a measured setup is a
-    single instance; a member of a planned setup may be several instances. Rows with fewer members
-    than columns are padded with kind -1 and zeros. `accumulation` (rows,) is the number of
-    micro-steps in an optimizer step. Row i trains `workloads[workload[i]]` in the mode
-    `modes[mode[i]]`.
+    A member is one instance of a measured setup, or several equal instances of a planned setup.
+    `names` are instance types. Padding is a member with kind -1 and zeros.
+
+    workload, mode: (rows,) positions in `workloads` and `modes`.
+    kind: (rows, members) position in `names`.
+    count: (rows, members) number of instances.
+    batch: (rows, members) samples of a device in a micro-step.
+    layout: (rows, members) devices that each instance uses.
+    accumulation: (rows,) number of micro-steps in an optimizer step.
     """
 
     workloads: tuple[str, ...]
@@ -43,10 +46,9 @@ class SetupArrays:
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the setups with all instances of a setup merged into a single member.
+        """Return the setups with the equal instances of each setup merged into a single member.
 
-        The `count` of the member is the number of instances. If the instances of any setup differ
-        in type, batch or layout, all setups are returned unchanged.
+        If a setup has instances of different type, batch or layout, all setups stay unchanged.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
@@ -102,10 +104,10 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` arrays of the shape (rows, members), filled by the function `value`.
+        """Return `count` arrays of the shape (rows, members), filled by `value`, with padding 0.
 
-        A member is an instance, or several equal instances, of a setup's cluster. For each member,
-        `value(workload, instance type)` returns `count` numbers, one for each array. Padding is 0.
+        value: a function of a workload and an instance type. It returns `count` numbers, one for
+            each array.
         """
         width, last = len(self.names), len(self.workloads) * len(self.names)
         pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
@@ -117,8 +119,8 @@ class SetupArrays:
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array: the value of each member's instance type.
 
-        A member is an instance, or several equal instances, of a setup's cluster. `values` has a
-        value for each instance type in `names`. Padding is `padded`.
+        values: a value for each instance type in `names`.
+        padded: the value of padding.
         """
         return np.append(values, padded)[self.kind]
 
@@ -147,8 +149,9 @@ class SetupArrays:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the measurement columns of `frame` into setups, with a setup per row.
 
-    The layout is the number of devices used on each machine. An empty layout means that all devices
-    are used. `devices` has the number of devices of each instance type.
+    The column `layout` is the number of devices used on each machine; empty means all devices.
+
+    devices: {instance type: number of devices}.
 
     Raises:
         ValueError: if a required column is missing or a value cannot be parsed.

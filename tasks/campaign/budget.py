@@ -1,8 +1,8 @@
 """Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
 A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
-the caps of the campaign and of the month. Prices of local hosts are illustrative, so only the
-estimated cost must fit (`Tally.affords`).
+the caps of the campaign and of the month. On local hosts, whose prices are illustrative, only the
+estimated cost must fit.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def allowance(
 ) -> Allowance:
     """Return the deadline and the worst-case cost of `launch`, or the reason to refuse the launch.
 
-    The worst-case cost assumes the highest price, and machines that run until the deadline. For
-    local hosts, it is the estimated cost.
+    On EC2, the worst-case cost assumes the highest price, and machines that run until the deadline.
+    On local hosts, the worst-case cost is the estimated cost.
+
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
     if not tally.affords(launch):
@@ -100,8 +101,7 @@ def allowance(
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
     """Return the usual and the minimum seconds from a request for EC2 machines to the first run.
 
-    Both include the time to download the workloads' data and to install the workloads'
-    requirements, one workload after another.
+    The seconds include downloads of data and installations of requirements.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -120,7 +120,7 @@ def patience_s(
     """Return the seconds that a launch may spend on repeating disturbed measurements.
 
     A measurement is disturbed if other work on the same hardware takes too much of its CPU time.
-    The launch must still end within the campaign's time and dollars.
+
     deadline_s: seconds from the request for the machines to the deadline of the launch.
     """
     start_up_s, share = START_UP_S, _LOCAL_PATIENCE
@@ -136,11 +136,10 @@ def caps_of(
 ) -> tuple[list[Cap], str]:
     """Return ([campaign cap, cap of the calendar month in UTC], error message or "").
 
-    A `Cap` has its limit in dollars, and the dollars that already count against the limit. The
-    error message says why an amount is unknown. Leases (records of launches) are read before the
-    spent dollars. Thus a lease that ends between the two reads counts twice, but is never missed.
+    The error message says why an amount that counts against a cap is unknown.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
+    # before the spent dollars: a lease that ends between the two reads counts twice, not never
     held, problems = workspace.provider.leases(), list[str]()
     worst: dict[str, float | None] = {}
     for lease in held:
@@ -182,7 +181,7 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
     """Return a warning if most of the monthly dollar cap is used, else "".
 
     The used dollars are those already spent, plus the maximum that running machines may still cost.
-    If one of these amounts is unknown, returns the reason instead of a warning.
+    If an amount is unknown, the warning is the reason.
     """
     if not workspace.spends_money:
         return ""
@@ -196,10 +195,9 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return (dollars, error message) for the refreshes that ended in the month of `now`.
 
-    A refresh that began in the previous month counts in full. Launches that the warehouse lacks
-    count if the file of costs in SRIFT_HOME (`Ec2Leases.spent`) has them. The error message is ""
-    if all costs are known. The dollars are infinite if the cost of a refresh is unknown or the file
-    cannot be read.
+    A refresh that began in the previous month counts in full. If a cost is unknown, the dollars are
+    infinite and the error message is the reason. Costs of launches that the warehouse lacks are
+    read from the file of costs in SRIFT_HOME (`Ec2Leases.spent`).
     """
     month = f"{now:%Y-%m}"
     recent = workspace.mart("spend", month=month)
@@ -220,10 +218,10 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
     """Create the file of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    The file keeps the costs if the warehouse is lost or replaced. Does nothing if the file exists
-    and `stated` is None.
-    stated: this month's cost in dollars, as the user typed it; None if the user typed no cost. If
-        the recorded cost is lower, the difference is added to the file.
+    The file keeps the costs if the warehouse is lost or replaced.
+
+    stated: this month's cost in dollars, as the user typed it, or None. If less is recorded, the
+        difference is added to the file.
 
     Raises:
         ProviderError: if machines wrote to the S3 bucket this month, but no cost is recorded and
@@ -250,9 +248,9 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
 
 def _spot_margin(workspace: Workspace) -> float | None:
-    """Return the highest spot price that a launch accepts, as a multiple of the known spot price.
+    """Return the highest accepted spot price, as a multiple of the known spot price.
 
-    Returns None if [ec2] markets includes on-demand. The on-demand price is then the limit.
+    The result is None if [ec2] markets includes on-demand: the limit is then the on-demand price.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
@@ -263,11 +261,12 @@ def _beside(workspace: Workspace) -> float:
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return the maximum cost in dollars of a launch whose machines run until its deadline.
+    """Return the dollars that a launch costs at most, if its machines run until its deadline.
+
+    The price is the higher of those in `lease` and `dearest`. Returns None if both are unknown.
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}.
-    Uses the higher of the prices in `lease` and `dearest`. Returns None if neither is known.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
@@ -335,15 +334,14 @@ class Tally:
     def affords(self, launch: PlannedLaunch) -> bool:
         """Return True if the campaign has time left and can pay the estimated cost of `launch`.
 
-        Does not check the worst-case cost. `allowance` does.
+        The worst-case cost may exceed the caps: `allowance` checks it.
         """
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time, on the clock `time.monotonic`, at which `launch` must end.
 
-        This is the end of the campaign, or the time at which the campaign's remaining dollars will
-        be spent, whichever is earlier.
+        At this time, the campaign ends or its remaining dollars are spent.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -358,8 +356,8 @@ class Tally:
 
         served, collected: the results of the launch, and of loading its records.
         load_s: the seconds that loading took.
-        cluster: the launched cluster. It is added to `refused` if the provider could not supply it
-            or if a machine lacked the devices that it must have.
+        cluster: the launched cluster. A cluster that was unavailable or lacked devices is added to
+            `refused`.
         """
         self.launches += 1
         refused = served.outcome.startswith(REFUSED) and not served.over_cap

@@ -65,8 +65,8 @@ def shop(
 ) -> list[PlannedLaunch]:
     """Return the launches to buy, in order, within the money and time that `tally` has left.
 
-    The launches exclude the clusters in `tally.refused`, which the provider just refused. They also
-    exclude the workloads in `tally.lacking`, which cannot be measured.
+    Clusters in `tally.refused` and workloads in `tally.lacking` are left out.
+
     frames: {name: measurements}, the result of `reads.training_frames`.
     champion: the model in use, or None.
     """
@@ -111,11 +111,10 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Each choice of launches uses all measurements so far. With a model in use (`champion`), launches
-    are chosen anew after each launch. Without a model, they are chosen anew after a whole list of
-    launches. Clusters that the provider refused are tried again only when no other launch is left.
-    If [campaign] elastic_runs is set, the last launches measure how much time a workload loses
-    when it loses a local machine.
+    With a model in use (`champion`), launches are chosen anew after each launch, from all
+    measurements so far. Without a model, they are chosen anew after a whole list of launches. If
+    [campaign] elastic_runs is set, the last launches measure how much time a workload loses when a
+    local machine is lost.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -129,6 +128,7 @@ def within(
                 break
         lists += champion is None or tally.runs == before
         if not launches and tally.refused:
+            # no other launch is left: try the refused clusters again
             tally.refused.clear()
         elif not bought:
             break
@@ -142,8 +142,7 @@ def affordable(
     """Yield the launches that can be made now, and print why the other launches are left out.
 
     A launch is left out if it exceeds a cap on money or time, if the provider just refused its
-    cluster, or if one of its workloads cannot be measured. The reasons are also added to
-    `tally.notes`.
+    cluster, or if one of its workloads cannot be measured.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -166,9 +165,8 @@ def affordable(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    There is a launch for each workload without this measurement, unless MOST_TRIES runs of it have
-    failed. The launch uses a recommended cluster and stops one of its machines during the run. The
-    machines must be local, because the run needs a shared folder for checkpoints.
+    Each workload without this measurement gets one launch on a recommended cluster, unless
+    MOST_TRIES runs have failed. The machines must be local: the run needs a shared folder.
     """
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -187,8 +185,8 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
 def with_requirements_installed(workspace: Workspace) -> Workspace:
     """Return the workspace without workloads whose Python requirements cannot be installed here.
 
-    The reasons are printed. On EC2, the workspace is returned unchanged, because EC2 machines
-    install requirements themselves.
+    The reasons are printed. On EC2, no workload is removed, because the machines install
+    requirements themselves.
     """
     refused = {} if workspace.spends_money else not_installable(workspace.settings)
     for name, reason in refused.items():
@@ -199,9 +197,10 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
     """Return the reason why `cluster` is not requested now, or "" if it can be requested.
 
-    refused: the clusters that the provider just refused. `cluster` is not requested if it contains
-    all machines of a refused cluster. Machines are compared by instance type, market and region.
-    Zones are ignored, because a launch tries all zones of its region.
+    A cluster is not requested if it contains all machines of a cluster in `refused`. Zones are
+    ignored, because a launch tries all zones of its region.
+
+    refused: the clusters that the provider just refused.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
@@ -214,9 +213,8 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    A failed run counts if it is a network probe, or if its workload has not changed since the
-    failure. A failure because of a machine, the data or the installation of requirements does not
-    count, because the run may succeed next time.
+    These are network probes, and runs of workloads that have not changed. Failures of a machine, of
+    the data or of an installation are left out.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -233,10 +231,10 @@ def _model(
 ) -> Model:
     """Return the inputs to estimate how much a run would improve a recommendation.
 
-    The result has the model's predictions. For each workload, it also has the setups among which
-    the recommendation chooses. Workloads and instance types that have changed since `model` was
-    trained are left out.
-    model: the model in use. runs: all measured runs.
+    Workloads and instance types that have changed since `model` was trained are left out.
+
+    model: the model in use.
+    runs: all measured runs.
     """
     measured = model.trained  # modes added by with_compressed below still have to be measured
     for workload in workloads:
@@ -264,9 +262,8 @@ def _model(
 def outdating(workspace: Workspace) -> str:
     """Return a warning if runs in the warehouse used another torch version than the EC2 image.
 
-    After the first run on the image, the model no longer uses the runs with other versions. Returns
-    "" if there are no such runs. Also returns "" for local hosts, because repeating runs on them is
-    free.
+    After the first run on the image, the model no longer uses the runs with other versions. Local
+    hosts need no warning, because repeating runs on them is free.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -283,11 +280,7 @@ def outdating(workspace: Workspace) -> str:
 
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
-    """Return the launches that a refresh would make now.
-
-    A missing warehouse counts as an empty warehouse. If no offer has a price in the market that
-    [campaign] sets, a note is printed.
-    """
+    """Return the launches that a refresh would make now; print a note if nothing is for sale."""
     provider = workspace.provider.name
     frames = reads.training_frames(workspace.warehouse, provider)
     champion = load_champion(workspace.home, provider)
@@ -299,11 +292,12 @@ def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list
 def _of_today(
     frames: Mapping[str, pd.DataFrame], workloads: Sequence[Workload]
 ) -> Mapping[str, pd.DataFrame]:
-    """Return `frames`. Rows about changed workloads are removed from "runs" and "profiles".
+    """Return `frames` without the runs and profiles of workloads that have changed.
+
+    A changed workload has another digest in srift.toml than in the frame "workloads".
 
     frames: {name: measurements}, the result of `reads.training_frames`.
-    workloads: the definitions in srift.toml. A workload has changed if its digest is not the digest
-        in the frame "workloads".
+    workloads: the definitions in srift.toml.
     """
     noted = frames["workloads"]
     digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
@@ -320,12 +314,9 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    The caller then loads the records from the mailbox (a folder or S3 prefix). If an exception or
-    Ctrl-C stops the launch, this function loads them before it raises the exception.
-
-    No machine is acquired if `allowance` refuses the launch, for example because of the worst-case
-    cost. The result then has a row with status "refused". No machine is acquired if the data of all
-    workloads of the launch are missing.
+    If `allowance` refuses the launch, or if the data of all its workloads are missing, no machine
+    is acquired. The caller loads the records from the mailbox (a folder or S3 prefix). If an
+    exception or Ctrl-C stops the launch, this function loads them.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -389,12 +380,9 @@ def serve(
 ) -> Served:
     """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
 
-    Refused requests, errors of the provider and lost machines become rows of the result. If an
-    exception or Ctrl-C stops the job, the interrupted run gets a row too. ProviderError, OSError
-    and WorkloadChanged are not raised, so that the next job can run. Other exceptions are raised.
-
-    The machines are always released. The records stay in the mailbox (a folder or S3 prefix) until
-    they are loaded.
+    The machines are always released. Refused requests, errors of the provider and lost machines
+    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
+    the next job can run.
 
     Args:
         provider: acquires the machines.
@@ -431,10 +419,7 @@ def serve(
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return an AttemptEnd that describes how the exception `error` stopped a launch.
-
-    For an OSError, the reason is that the folder `mailbox` could not be used.
-    """
+    """Return an AttemptEnd that describes how the exception `error` stopped a launch."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):
@@ -447,7 +432,8 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
 def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
     """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
 
-    status: "refused" or "failed". why: the reason.
+    status: "refused" or "failed".
+    why: the reason.
     """
     served.outcome = f"{status}: {why}"
     served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))

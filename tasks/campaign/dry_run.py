@@ -1,7 +1,7 @@
 """List the launches that a refresh would make, without starting any machine.
 
 On EC2, the list also shows the worst-case cost and the AWS requests of each launch. Values that
-only AWS knows are shown as text in brackets. `srift doctor` checks image, network and quotas.
+only AWS knows are shown as text in brackets.
 """
 
 from collections import defaultdict
@@ -68,9 +68,12 @@ def planned(
     """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
     The estimated cost of each EC2 launch is added to `tally` before the next launch is checked
-    against the caps. If a launch is refused, `refused` is True and `said` has only the reason.
-    Otherwise `said` has messages about data and prices. The worst-case cost `worst_usd` is None for
-    refused launches and for local hosts.
+    against the caps. Columns of a row:
+
+    refused: True if a cap forbids the launch.
+    said: the reason of a refusal, or messages about data and prices.
+    worst_usd: the worst-case cost; None for refused launches and local hosts.
+
     clients: the AWS clients that look up data; None means boto3's.
     """
     carrier = DataCarrier(workspace, clients)
@@ -103,9 +106,10 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return `offers`. If `market` is "spot" and no spot price is known, adds spot offers.
+    """Return `offers`, plus spot offers if `market` is "spot" and no spot price is known.
 
     The added offers have the on-demand prices, which are upper bounds of spot prices.
+
     market: the market in which the campaign buys.
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
@@ -121,8 +125,8 @@ def _requests(
 ) -> list[Row]:
     """Return a row for each AWS request of a launch, in order.
 
-    The requests for the security group come first, followed by the requests for machines in each
-    market. A row has the `action`, such as "ec2:CreateSecurityGroup", and the shortened `request`.
+    A row has the `action`, such as "ec2:CreateSecurityGroup", and the shortened `request`.
+
     name: the launch's id.
     """
     ec2, region = workspace.settings.ec2, cluster.members[0].region

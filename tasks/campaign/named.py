@@ -1,6 +1,6 @@
 """Plan the launches of `srift measure`, on named clusters or on the most informative clusters.
 
-The launches are then made in the same way and under the same caps as the launches of a refresh.
+The same caps apply as for the launches of a refresh.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Wish:
 
     clusters: clusters on which to measure, such as "2xNAME+1xOTHER". If empty, Srift chooses the
         runs that would improve the recommendation most.
-    pilots: the maximum number of runs that Srift chooses; used only if `clusters` is empty.
+    pilots: the maximum number of runs that Srift chooses if `clusters` is empty.
     """
 
     workload: str
@@ -56,8 +56,7 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    The price is the lowest in the market that [campaign] sets. If this market does not sell the
-    cluster, the price is the lowest in any market.
+    Prices of the market that [campaign] sets take precedence over prices of other markets.
 
     Raises:
         SettingsError: if the workload is unknown or has no code. Also if a cluster has an unknown
@@ -99,8 +98,9 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
     """Return a cluster of the instance types `names`, in the cheapest market and zone.
 
-    names: the instance type of each machine. Returns None if no market and zone sells all types at
-    a known price.
+    Returns None if no market and zone sells all types at a known price.
+
+    names: the instance type of each machine.
     """
     able = []
     for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
@@ -121,8 +121,7 @@ def case_of(
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
-    If Srift chooses the runs and none would improve the recommendation for a goal, the reason is
-    printed.
+    If Srift chooses the runs, goals that no run would improve are printed with the reason.
 
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
@@ -137,7 +136,7 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
     """Return a row for each run of the launches `made`, with predicted and measured step times.
 
-    The column `reason` says why a run was not measured. It is empty for measured runs.
+    The column `reason` says why a run was not measured, and is empty for measured runs.
     """
     runs, failures = (case.workspace.mart(name) for name in ("runs", "failed_runs"))
     measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
@@ -166,8 +165,8 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 def _predicted(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and the bounds of its interval, in seconds.
 
-    The keys are column names, such as `predicted_step_s`. The values are None if `run` is not a
-    training run or the model cannot predict it.
+    The keys are column names, such as `predicted_step_s`. The values are None for profiles, and for
+    runs that the model cannot predict.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
     found: Row = dict.fromkeys(_STEP)
@@ -184,11 +183,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     """Return the runs to measure on `cluster`: missing profiles, and one training run.
 
     The training run has the setup with the highest predicted throughput. If the model cannot
-    predict the cluster, the run uses the workload's first mode (precision, strategy and switches),
-    all devices and the smallest possible global batch.
-
-    A profile measures compute times on one machine. A profile is missing if the warehouse has none
-    for an instance type of the cluster in the mode of the training run.
+    predict the cluster, the run uses the workload's first mode (precision, strategy and switches)
+    and smallest global batch. Profiles measure compute times on one machine of each type.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -215,10 +211,10 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
 
 
 def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
-    """Return a training run on `cluster`, with the setup that has the highest predicted throughput.
+    """Return the training run on `cluster` with the highest predicted throughput.
 
-    Returns None if there is no model, if the model does not know an instance type of the cluster,
-    or if the workload has no valid setup on the cluster.
+    Returns None if the model cannot predict the cluster, or if the workload has no valid setup on
+    the cluster.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -236,11 +232,10 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches for the runs that would improve the recommendations most.
+    """Return launches for the at most `count` runs that would improve the recommendations most.
 
-    There are at most `count` runs. Runs for goals with a deadline or budget are chosen before runs
-    for other goals. Runs on the same cluster in the same market share a launch. If no run would
-    improve the recommendation for a goal, the reason is printed.
+    Runs for goals with a deadline or budget come first. Runs on the same cluster in the same market
+    share a launch. For goals that no run would improve, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}
