@@ -56,9 +56,10 @@ class Spreads:
 
 
 class Neighbours(NamedTuple):
-    """The Gaussian process of the residuals of a cell: a workload in one mode on one kind of device.
+    """The Gaussian process of a cell's residuals, and the range of its corrections to log seconds.
 
-    Its corrections to log seconds are clipped to the range from `low` to `high`, which contains 0.
+    A cell is a workload in one mode on one kind of device. Corrections are clipped to the range
+    from `low` to `high`, which contains 0.
     """
 
     process: GaussianProcess

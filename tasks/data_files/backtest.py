@@ -26,7 +26,8 @@ def backtest(
 ) -> dict[str, Any]:
     """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
-    workloads: file with facts of workloads. catalogue: file of instance types.
+    workloads: file with facts of workloads.
+    catalogue: file of instance types.
     predictions: file to which the rows of `test` are written with their predictions.
 
     Keys of the result:
@@ -34,8 +35,8 @@ def backtest(
         provider: "local" or "ec2", the provider of all rows.
         rows: number of rows in the test file.
         predicted: number of rows that could be predicted.
-        summary: a row for each workload, for each number of instances, and for all rows. Each
-            row has the errors, and the share of step times inside their predicted intervals.
+        summary: a row for each workload, for each number of instances, and for all rows. A row has
+            the errors, and the share of step times inside their predicted intervals.
         sentences: warnings.
 
     Raises:

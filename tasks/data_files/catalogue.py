@@ -13,7 +13,7 @@ COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
-    """One instance type of a catalogue file. An empty value means unknown and becomes None."""
+    """One instance type of a catalogue file. Empty values become None, which means unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -29,20 +29,13 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the accelerator's name, or "cpu" if there is no accelerator.
-
-        For a fraction of a GPU, "part of" precedes the name, as in "part of L4".
-        """
+        """Return the accelerator's name, "part of NAME" for a fraction of a GPU, or "cpu"."""
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 
     @property
     def devices(self) -> int | None:
-        """Return the number of devices; None if it is unknown.
-
-        A GPU count of 0 in the file means a fraction of a GPU, which counts as 1 device. If there
-        is no accelerator, the CPU is the only device.
-        """
+        """Return the number of devices, 1 for a CPU or a fraction of a GPU; None if unknown."""
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
             return 1 if self.device == "cpu" else None
@@ -52,7 +45,7 @@ class CatalogueRow(BaseModel):
 def read_catalogue(path: Path) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
-    The file has no peak rates (TFLOP/s), so the function looks them up by the name of the device.
+    Peak rates (TFLOP/s) are looked up by the name of the device.
     Raises ImportRefused if a value is bad, a type is repeated or the file cannot be read.
     """
     rows = [

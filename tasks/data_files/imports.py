@@ -1,7 +1,7 @@
 """Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
 
-Facts are numbers such as parameters and FLOPs. A forgotten import stays in the warehouse, but the
-model no longer learns from it. Importing the same files again restores the import.
+Facts are numbers such as parameters and FLOPs. The model no longer learns from a forgotten import.
+Importing the same files again restores a forgotten import.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that were not in use before. The rows of a forgotten import count as new.
+    new: number of rows that were not in use before, such as the rows of a forgotten import.
     counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
         {"vit": 12}}.
     sentences: warnings.
@@ -93,9 +93,9 @@ class ImportFiles:
     workloads: Path | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return a digest of the files and of the providers of their rows, as sixteen hex digits.
+        """Return a digest of the files and `providers`.
 
-        Returns PUBLIC_IMPORT for the measurements that ship with Srift.
+        The digest of the measurements that ship with Srift is PUBLIC_IMPORT.
         """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
@@ -166,8 +166,7 @@ def import_measurements(
 def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
     """Yield a connection with an open transaction.
 
-    A dry run must not create a warehouse. If there is none, the connection of a dry run is to an
-    empty warehouse in memory.
+    A dry run without a warehouse gets an empty warehouse in memory, and creates no file.
     """
     if warehouse.exists() or not dry_run:
         with warehouse.transact() as connection:
@@ -181,9 +180,9 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
     """Return warnings about instance types without a data sheet, and about changed rows.
 
-    counts: the result of `staged_counts`. types: the known instance types of each provider.
-    other: the number of changed rows. The warehouse has another step time for the run_id of such a
-        row.
+    counts: the result of `staged_counts`.
+    types: the known instance types of each provider.
+    other: the number of rows whose run_id has another step time in the warehouse.
     """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
@@ -208,9 +207,8 @@ def _judge(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. All rows of these
-        workloads are checked, also the rows in the warehouse. For other workloads, only new rows
-        are checked.
+    workloads: the workloads whose facts are imported together with the rows. Their rows in the
+        warehouse are checked too.
     """
     peaks = [
         {
@@ -235,7 +233,7 @@ def _judge(
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Does nothing and returns 0 if they were imported before, or if EC2 is emulated, because emulated
+    Returns 0 if they were imported before. Emulated EC2 also gets no import, because emulated
     machines differ from the measured machines. Raises WarehouseError if the warehouse cannot be
     written.
     """
@@ -260,9 +258,9 @@ def asked_of_public(
 ) -> Workspace:
     """Import the public step times if a question about `workload` needs them.
 
-    Public step times ship with Srift. They are imported only if `workload` has no measurements on
-    EC2, and if `shape` is True or `workload` is public. A public workload has public step times,
-    and no code in srift.toml.
+    A question needs public step times if it is about a transformer, or about a workload that has
+    public step times and no code in srift.toml. Measurements of `workload` on EC2 make the import
+    unnecessary.
 
     shape: True if the question is about a transformer on EC2.
 
@@ -277,10 +275,10 @@ def asked_of_public(
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
-    """Forget the import whose id begins with `text`. Nothing is deleted.
+    """Mark the import whose id begins with `text` as forgotten: the model no longer uses its rows.
 
-    The model no longer uses the import's rows and facts. Facts are properties of a workload, such
-    as the number of parameters. Keys of the result:
+    Facts of the import (numbers such as parameters) are no longer used either. Nothing is deleted.
+    Keys of the result:
 
         rows: number of measurements that are no longer used.
         facts: number of workloads whose imported facts are no longer used.

@@ -1,7 +1,7 @@
 """Read measurements, and facts of workloads, from CSV or Parquet files (docs/data-files.md).
 
-Facts are numbers such as parameters and FLOPs. The whole file is refused if a single value is bad.
-The error names the line (or row), the column and the reason for each bad value.
+Facts are numbers such as parameters and FLOPs. A single bad value makes the whole file refused. The
+error names the line (or row), the column and the reason for each bad value.
 """
 
 import csv
@@ -36,10 +36,7 @@ _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """Raised if a file cannot be imported. Nothing of the file is loaded.
-
-    `problems` has a sentence for each bad value.
-    """
+    """A file cannot be imported. `problems` has a sentence for each bad value."""
 
     exit_code = 1
 
@@ -73,11 +70,10 @@ class Facts(BaseModel):
 
 
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
-    """Read a file into the temporary table `staged` of `connection`.
+    """Read a file into the temporary table `staged`, and return the names of ignored columns.
 
-    Returns the names of the file's unknown columns, which are ignored. Raises ImportRefused if a
-    required column is missing or a value is bad, such as a time more than a day after `now`. The
-    message lists the bad values.
+    Unknown columns are ignored. Raises ImportRefused if a required column is missing or a value is
+    bad, such as a time more than a day after `now`.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -111,8 +107,10 @@ def read_descriptions(
 ) -> tuple[list[_Described], list[str]]:
     """Return the file's rows as instances of `kind`, and the names of unknown columns.
 
-    kind: a pydantic model. key: the column that identifies a row. Raises ImportRefused if a value
-    is bad, or if two rows have the same value in the column `key`.
+    kind: a pydantic model.
+    key: the column that identifies a row.
+
+    Raises ImportRefused if a value is bad, or if two rows have the same value in the column `key`.
     """
     table = read_table(path)
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
@@ -138,9 +136,9 @@ def read_descriptions(
 
 
 def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a file with facts of workloads, and the names of its unknown columns.
+    """Return the rows of a file with facts of workloads, and the names of unknown columns.
 
-    Facts are numbers such as parameters and FLOPs. A row has only the facts that the file states.
+    Facts are numbers such as parameters and FLOPs. A row has no keys for empty facts.
     Raises ImportRefused if a value is bad or a workload is repeated.
     """
     rows, ignored = read_descriptions(path, Facts, key="workload")
@@ -163,9 +161,8 @@ def _unknown_columns(
 def read_table(path: Path) -> pa.Table:
     """Read a CSV or Parquet file, and add a column `place` with the number of the line or row.
 
-    The header of a CSV file is line 1. The values of a CSV file are texts. Raises ImportRefused if
-    the file cannot be read, has no rows or a repeated column, or if a line has more values than
-    the header has columns.
+    The header of a CSV file is line 1, and all other values are texts. Raises ImportRefused if the
+    file cannot be read, has no rows or a repeated column, or if a line has too many values.
     """
     try:
         if is_parquet(path):
@@ -186,7 +183,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def _with_rows(path: Path, table: pa.Table) -> pa.Table:
-    """Return `table`. Raises ImportRefused if it has no rows, or a column twice."""
+    """Return `table`. Raises ImportRefused if `table` has no rows or a repeated column."""
     counts = Counter(table.column_names)
     problems = [f"column {name!r} is repeated" for name, count in counts.items() if count > 1]
     if not len(table):

@@ -1,7 +1,7 @@
 """Read the public step times that ship with Srift (warehouse/seeds).
 
-Srift imports these step times when it first needs them. If a user forgets the import, Srift does
-not import them again.
+Srift imports public step times when it first needs them, but never again after a user has forgotten
+the import.
 """
 
 import csv
@@ -43,9 +43,9 @@ def packaged_names() -> frozenset[str]:
 
 
 def public_machines() -> list[dict[Any, Any]]:
-    """Return a row for each type of machine that has public step times, but is not sold by EC2.
+    """Return a row for each machine with public step times that EC2 does not sell.
 
-    Public step times ship with Srift. The rows have the columns of the mart `instance_types`.
+    The rows have the columns of the mart `instance_types`.
     """
     table = pd.read_csv(FOLDER / "machines.csv").astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
@@ -53,12 +53,11 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a workspace that also has the workloads whose public step times are in use.
+    """Return the workspace with the workloads whose public step times are in use on EC2.
 
-    Public step times ship with Srift. A workload's public step times are in use after their import.
-    They are not in use if the warehouse has other measurements or another definition of the
-    workload. A workload of the same name in srift.toml takes precedence. For providers other than
-    EC2, the workspace is returned unchanged.
+    Public step times ship with Srift. They are in use after their import, unless the warehouse has
+    other measurements or another definition of the workload. A workload of the same name in
+    srift.toml takes precedence.
     """
     if workspace.provider.name != PROVIDER:
         return workspace

@@ -1,6 +1,6 @@
 """Check an AWS account: credentials, bucket, roles, and launches and quotas in each region.
 
-The requests of a launch are sent as dry runs. The checks start no machine and leave nothing behind.
+The checks start no machine and leave nothing behind.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the URIs of public 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
     """Check the AWS account, and return the result of each check.
 
-    If a check fails, the checks that depend on this check are skipped.
+    A failed check skips the checks that depend on it.
     """
     ec2 = settings.ec2
     found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
@@ -106,7 +106,7 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
     """Check that AWS lets Srift read prices, and return a sentence about the result.
 
-    Raises NotChecked if a request is refused. Srift then uses the prices that it ships with.
+    Raises NotChecked if a request is refused.
     """
     try:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
@@ -128,11 +128,7 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Return a sentence if the bucket is private. Raises Wrong if it is public.
-
-    A bucket policy or an ACL can make it public, unless the public access block of the bucket
-    overrides it.
-    """
+    """Return a sentence if the bucket is private. Raises Wrong if the bucket is public."""
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
     answer = api.ask_unless((missing,), action, region, **words)
@@ -141,6 +137,7 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     status = api.ask_unless((missing,), action, region, **words).get("PolicyStatus", {})
     grants = api.ask("s3:GetBucketAcl", region, **words)["Grants"]
     granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
+    # the public access block overrides the bucket policy and the ACL
     by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
     if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
         raise Wrong(f"bucket {ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
@@ -148,9 +145,9 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Check that the bucket works: write, read, list and delete an object.
+    """Check that an object in the bucket can be written, read, listed and deleted.
 
-    Raises Wrong if the bucket does not list the object.
+    Raises Wrong if the list lacks the object.
     """
     region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
     words = {"Bucket": ec2.bucket, "Key": key}
@@ -179,10 +176,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check the machine image and the subnets, and dry-run a launch of two machines.
-
-    The machines have the instance type with the fewest cores in [ec2] instance_types.
-    """
+    """Check the machine image and the subnets, and dry-run a launch of two small machines."""
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
@@ -213,10 +207,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Send the EC2 requests that create a launch's resources, as dry runs.
-
-    The requests name no security group and no placement group, because these do not exist yet.
-    """
+    """Send the EC2 requests that create a launch's resources, as dry runs."""
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
@@ -225,6 +216,7 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
         requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
     for action, request in requests:
+        # the security group and the placement group do not exist yet
         words = _without(request, ("Groups", "Placement"))
         try:
             api.ask(action, spec.region, DryRun=True, **words)
@@ -245,10 +237,9 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota is large enough for a machine.
+    """Check that at least one vCPU quota allows the smallest machine that the quota limits.
 
-    The quotas are those for the market that [campaign] of srift.toml sets. Each quota is compared
-    with the vCPUs of the smallest instance type that it limits.
+    The quotas are those of the market that [campaign] of srift.toml sets.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

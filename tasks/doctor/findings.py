@@ -13,8 +13,8 @@ from ..providers.base import ProviderError
 class Finding:
     """The result of one check.
 
-    status: `wrong` stops a refresh that spends money. `note` and `ok` do not.
-    says: the result as text. For `wrong`, it names the fix.
+    status: `wrong` stops a refresh that spends money; `note` and `ok` do not.
+    says: the result as text. The text of `wrong` names the fix.
     """
 
     check: str
@@ -29,10 +29,10 @@ class NotChecked(Exception):
 def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     """Run a check, and return its result as a finding.
 
-    ask: the check, which is called with the arguments `given` and returns a text.
+    The status is `wrong` if the check fails. The status is `note` if the check could not run, or if
+    the warehouse is missing or busy.
 
-    The status is `ok` if the check succeeds, and `wrong` if it fails. The status is `note` if the
-    check could not run, or if the warehouse is missing or busy.
+    ask: the check, which is called with the arguments `given` and returns a text.
     """
     try:
         return Finding(check, "ok", ask(*given))

@@ -16,7 +16,8 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
     """Return the IAM policies as {file name without suffix: JSON object}.
 
     account: number of the AWS account; None means the example account of AWS's documentation.
-    node_role: name of the machines' role. The default is the name of their instance profile.
+    node_role: name of the machines' role; None means the name of their instance profile.
+
     Raises SettingsError if no bucket is set or deployments/iam is missing.
     """
     if ec2.bucket is None:

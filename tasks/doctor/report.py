@@ -52,9 +52,8 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
 def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None) -> None:
     """Refuse a refresh whose checks fail.
 
-    A refresh spends money if the provider's machines cost money and `max_usd` is above 0. Then it
-    must pass all checks. Any other refresh needs only a writable SRIFT_HOME and the workloads'
-    data.
+    A refresh that spends money must pass all checks. Any other refresh needs only a writable
+    SRIFT_HOME and the workloads' data.
 
     Raises:
         Wrong: if SRIFT_HOME is not writable or its disk is nearly full.
@@ -83,7 +82,7 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 def share_warehouse(settings: Settings) -> str:
     """Copy the rows of the warehouse file in SRIFT_HOME to the shared warehouse; return a message.
 
-    The file is kept. Raises SettingsError if srift.toml names no shared warehouse.
+    Raises SettingsError if srift.toml names no shared warehouse.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):

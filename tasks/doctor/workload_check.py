@@ -1,8 +1,7 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The steps run as on a local host: with the files that Srift sends to machines, installed
-requirements and clean environment variables. If Linux namespaces are available, the steps have no
-network and see no other processes.
+The environment is that of a local host: the files that Srift sends to machines, installed
+requirements, clean environment variables and, with Linux namespaces, no network.
 """
 
 import json
@@ -39,10 +38,7 @@ class CheckFailed(Exception):
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """Run two steps of workload `name` in each of its precisions, and report the outcome.
 
-    Returns a dictionary with the workload, its entrypoint, the batch per device, notes, and the
-    outcome for each precision.
-
-    timeout_s: maximum seconds for the steps. The installation of requirements does not count.
+    timeout_s: maximum seconds for the steps, without the installation of requirements.
 
     Raises:
         SettingsError: if the workload is unknown, or its code or data cannot be sent to machines.

@@ -1,9 +1,8 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
-A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
-may not use dollars that earlier claims reserve. When the refresh has ended and no machine is left,
-the installation (SRIFT_HOME) that made the claim releases the dollars: it settles the claim. A
-claim that is never settled reserves its dollars until the time in the column `may_cost_until`.
+A claim is a row that reserves dollars until it is settled, or until `may_cost_until`. A refresh
+claims its dollar cap before it buys machines, and may not use dollars of earlier claims. The claim
+is settled by its installation (SRIFT_HOME), when the refresh has ended and no machine is left.
 """
 
 import socket
@@ -43,9 +42,10 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
 
-    over: id of a refresh that has ended. Only the dollars of this refresh are released. If `over`
-        is empty, the dollars of all refreshes except the running refresh are released.
-    Errors are printed, not raised. The next `srift reap` tries again.
+    Errors are printed, not raised, and the next `srift reap` tries again.
+
+    over: id of an ended refresh, whose dollars alone are released. Empty means all refreshes except
+        the running refresh.
     """
     # list the files before reading leases: a campaign that begins during this call keeps its claim
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
@@ -73,8 +73,8 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
     """Return the dollars that other installations have reserved, as rows of the mart `claims`.
 
-    Reservations that expired before `month_start` are left out. The result is empty if no warehouse
-    is shared.
+    Reservations that expired before `month_start` are left out.
+
     before: id of a refresh that has a reservation. Only earlier reservations are returned.
     """
     if not _shares_a_month(workspace):
@@ -95,11 +95,8 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder that marks which reservations of dollars belong to this SRIFT_HOME.
-
-    It has an empty file for each of these reservations, named after the refresh id. Host names and
-    paths would not identify a SRIFT_HOME, because they may be changed or reused.
-    """
+    """Return the folder of this SRIFT_HOME's claims: an empty file for each refresh."""
+    # host names and paths do not identify a SRIFT_HOME: they may be changed or reused
     return workspace.home / "claims"
 
 
@@ -114,8 +111,9 @@ def _note(
 ) -> None:
     """Append a row to the table raw_claims.
 
-    event: "claimed" or "settled". usd: the reserved dollars. until: the latest time at which they
-    may be spent.
+    event: "claimed" or "settled".
+    usd: the reserved dollars.
+    until: the latest time at which the dollars may be spent.
     """
     row = {
         "event": event,

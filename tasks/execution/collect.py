@@ -1,7 +1,7 @@
 """End machines that outlived their deadline, and load the records of all ended leases.
 
 A lease is the record of a launch, written before machines are requested. This code runs after every
-launch, before every refresh and in `srift reap`. Each record is loaded once.
+launch, before every refresh and in `srift reap`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ SWEPT_WITHIN = timedelta(hours=1)
 def collect(workspace: Workspace, now: datetime) -> Collected:
     """Load the results of every ended launch, and delete its lease (the record of the launch).
 
-    Launches of a refresh that another process is running are left to that process.
+    Launches of a refresh that another process runs are left to the other process.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -39,10 +39,8 @@ def collect(workspace: Workspace, now: datetime) -> Collected:
 
 
 def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
-    """Load the results of the launch `served`, and of all other launches that have ended.
-
-    A launch without machines has written no files, so its rows in `served` are loaded directly.
-    """
+    """Load the results of the launch `served`, and of all other launches that have ended."""
+    # a launch without machines has written no files
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
         refresh_id = refresh_of(served.lease_id)
@@ -54,11 +52,9 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
-    provider: None means every provider that this SRIFT_HOME has used, paid providers first. If a
-    provider fails, the remaining providers are still handled.
+    provider: None means every provider that this SRIFT_HOME has used, paid providers first.
 
-    Raises NotSwept, after everything else is done, if some machines could not be checked. The error
-    names their region, launch or provider.
+    Raises NotSwept, after everything else is done, if some machines could not be checked.
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
@@ -97,9 +93,8 @@ def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End the machines of overdue and abandoned launches, then load the records of ended launches.
 
-    A launch is overdue after its deadline, and abandoned if the process that launched it has died.
-    Returns one sentence per action. Raises NotSwept, after everything else is done, if some
-    machines could not be checked. The error names their region or launch.
+    A launch is abandoned if the process that launched it has died. Returns one sentence per action.
+    Raises NotSwept, after everything else is done, if some machines could not be checked.
     """
     unswept: dict[str, str] = {}
     try:

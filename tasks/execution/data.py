@@ -6,7 +6,7 @@ The setting `data` is a folder on this machine or an S3 address:
 folder       read in place                                uploaded once below data/ of [ec2] bucket
 S3 address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
-If a workload's data cannot be copied, only the runs of this workload are left out.
+If a workload's data cannot be copied, only the runs of the workload are left out.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class DataPlan:
 class DataCarrier:
     """Plans transfers of workloads' data, and carries them out.
 
-    clients: the AWS clients; None means boto3's. Tests replace them.
+    clients: the AWS clients; None means boto3's.
     """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
@@ -96,10 +96,11 @@ class DataCarrier:
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
 
-        If the data of a workload cannot be used, the workload's plan has a `problem`. On EC2, each
-        machine's volume must hold the data of all workloads. The sizes are added up in the order of
-        `names`. A workload at which the sum exceeds the volume gets a `problem`.
-        names: the workloads of the launch. region: the region of its machines.
+        A plan has a `problem` if the data cannot be used, or if an EC2 volume cannot hold them
+        together with the data of earlier workloads in `names`.
+
+        names: the workloads of the launch.
+        region: the region of the launch's machines.
         """
         found, taken = [], 0
         for name in names:
@@ -129,13 +130,14 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
 
-        If the transfer fails, the returned plan has a `problem`. Before the transfer, this stores
-        the cost of an upload in the warehouse. It also stores the size of the data that EC2
-        machines will download, because recommendations include the cost of the downloads.
+        If the transfer fails, the returned plan has a `problem`. The cost of an upload and the size
+        of downloads are stored in the warehouse before the transfer.
+
         refresh_id: the refresh to which the cost of the upload is charged.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse
+        # recommendations include the cost of downloads by EC2 machines
         if plan.size and plan.region:
             row = {
                 "workload": plan.name,
@@ -261,11 +263,9 @@ class DataCarrier:
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
-        """Return the S3 address to which the folder of `data` is uploaded.
-
-        The address depends on the folder's path, so that two folders never share an address.
-        """
+        """Return the S3 address to which the folder of `data` is uploaded."""
         ec2 = self._settings.ec2
+        # with the folder's path, so that two folders never share an address
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
         bucket = ec2.bucket or "(no bucket is set)"
         return Address(bucket=bucket, prefix=f"{ec2.prefix}/data/{digest}/")
@@ -273,9 +273,12 @@ class DataCarrier:
     def _move(self, plan: DataPlan, folder: Path, address: Address) -> None:
         """Transfer the files of `plan` between the local `folder` and the S3 `address`.
 
-        Files that the target already has with the same name and size are skipped. Raises
-        ProviderError if AWS refuses a request, OSError if a file cannot be read or written, and
-        BadData if a file's size changes during the transfer.
+        Files with equal name and size at the target are skipped.
+
+        Raises:
+            ProviderError: if AWS refuses a request.
+            OSError: if a file cannot be read or written.
+            BadData: if a file's size changes during the transfer.
         """
         from s3transfer.manager import TransferManager
 
@@ -305,7 +308,7 @@ class DataCarrier:
 def fetch_s(plan: DataPlan) -> float:
     """Return the estimated seconds that a machine needs to download the data of `plan`.
 
-    Returns 0 if the machine downloads nothing or the size is unknown.
+    The seconds are 0 for data of unknown size.
     """
     if not plan.place.startswith(S3):
         return 0.0

@@ -46,8 +46,8 @@ class Job:
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
     lacking: {workload: the reason why its data are missing}.
-    lose_after_s: {run id: seconds after which the machine with the highest rank is stopped}. Only
-        runs that measure the cost of losing a machine (elastic runs) have an entry.
+    lose_after_s: {id of an elastic run: seconds after which the machine with the highest rank is
+        stopped}. An elastic run measures the cost of losing a machine.
     """
 
     lease_id: str
@@ -80,7 +80,7 @@ class Served:
     usd: cost of the machines in dollars; None if unknown.
     rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
-    over_cap: True if the launch was refused because of a dollar cap. No machine was requested then.
+    over_cap: True if a dollar cap forbade the launch before a machine was requested.
     lacked_data: {workload: why its data could not be fetched or its requirements installed}.
     """
 
@@ -98,7 +98,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The time source of a launch. Tests replace it, so that they need not wait."""
+    """The time source of a launch. Tests replace the clock, so that they need not wait."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -112,7 +112,7 @@ Watch = Callable[[str, int, float | None], None]
 class Stopwatch:
     """Measures how long each phase of a launch takes.
 
-    `lap(phase)` adds the seconds since the previous `lap`, or since the start, to `phase`.
+    `lap(phase)` adds the seconds since the previous `lap` to the total of `phase`.
     """
 
     def __init__(self, seconds: dict[str, float], clock: Clock) -> None:
@@ -146,7 +146,7 @@ def write_rows(served: Served) -> None:
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
     """Return the market, zone, region and dollars per hour of a run's machines, by column name.
 
-    members: the offers of the machines. Different markets are joined with "+".
+    members: the offers of the machines.
     """
     return {
         "market": "+".join(sorted({member.market for member in members})),
@@ -161,7 +161,8 @@ def with_acquired(
 ) -> dict[str, RunSetup]:
     """Return a copy of `run_setups` with the acquired machines' market, zone, price and image.
 
-    items: the runs whose setups change. got: the acquired machines.
+    items: the runs whose setups change.
+    got: the acquired machines.
     """
     found = dict(run_setups)
     for item in items:
@@ -185,13 +186,13 @@ def job_of(
 ) -> Job:
     """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
-    deadline_s: seconds that the runs may take. The job's deadline is START_UP_S seconds longer, for
-        the start of the hosts and torchrun.
+    deadline_s: seconds that the runs may take. The job's deadline also includes START_UP_S seconds.
     data: {workload: the folder or S3 address from which machines read its data}.
 
-    Raises SettingsError if a workload's code cannot be sent to machines, or if [ec2] emulated is
-    set but AWS_ENDPOINT_URL does not name this computer. Also raises it for an elastic run (which
-    stops a machine on purpose) if the hosts are not local or the first host is a spot machine.
+    Raises:
+        SettingsError: if a workload's code cannot be sent to machines, or if [ec2] emulated is set
+            but AWS_ENDPOINT_URL does not name this computer. Also if an elastic run, which stops a
+            machine on purpose, has hosts that are not local or a first host that is a spot machine.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -235,8 +236,8 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    Runs fail on a machine without these devices. On EC2 machines without accelerators, torch must
-    use all cores. On all other machines, it must use one CPU thread.
+    Runs fail on a machine without these devices. torch uses all cores of EC2 machines without
+    accelerators, and one CPU thread on other machines.
 
     emulated: True if EC2 machines are emulated on this computer. Any device is then accepted.
     """
@@ -260,7 +261,7 @@ def _emulated(settings: Settings) -> bool:
     if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
             "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name emulated AWS on"
-            " this computer. Set that variable, or remove emulated from srift.toml"
+            " this computer. Set AWS_ENDPOINT_URL, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 
@@ -307,7 +308,9 @@ def _run_setup(
 ) -> dict[str, Any]:
     """Return the setup of a run as {column: value}, to be stored with its measurement.
 
-    wanted: the planned run. members: the offers of its machines. digests: {workload: digest}.
+    wanted: the planned run.
+    members: the offers of the run's machines.
+    digests: {workload: digest}.
     """
     types, setup = [member.instance_type for member in members], wanted.row()
     names = [one.name for one in types]

@@ -1,7 +1,6 @@
 """Track the machines of a running launch, and decide how to continue after a loss.
 
-Some machines are lost, or have an interruption notice and will soon be lost. `decide` is a pure
-function of the remaining runs and the time left. It returns one of these decisions:
+`decide` also handles interruption notices of machines that will soon be lost. The decisions are:
 
 go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
@@ -31,7 +30,7 @@ _OVERHEAD_S = 5.0
 class RemainingWork:
     """The runs that a launch still has to measure, and the time that is left for them.
 
-    items: the runs without a record. The first is the current run.
+    items: the runs without a record, the current run first.
     under_way_s: seconds that the current run still needs.
     host: the node with the rendezvous store of torchrun; None if torchrun is not running.
     seconds: seconds until the time or money of the refresh is used up.
@@ -57,8 +56,9 @@ def decide(
 ) -> tuple[str, str]:
     """Decide how a launch continues after it loses the nodes `lost`, or before it loses them.
 
-    leaving_s: seconds until the first of these nodes goes; None if they are already gone.
     Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
+
+    leaving_s: seconds until the first of the nodes goes; None if they are already gone.
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
@@ -85,8 +85,7 @@ class Machines:
 
     data: {digest: S3 address} of the data that each machine downloads.
     stop_at: the time on `clock` at which the time or money of the refresh is used up.
-    awaited: the machines for which the launch waits. A machine is removed after it has reported
-        itself, and its downloads have succeeded or failed.
+    awaited: the machines that have not reported themselves or have not ended their downloads.
     gone: the machines that are lost.
     fetching: the machines that have reported themselves and still download data.
     """
@@ -127,9 +126,8 @@ class Machines:
     def wait_for_all(self) -> AttemptEnd | None:
         """Wait until all machines have reported themselves and ended their downloads.
 
-        Returns None, or why the wait ended early: a machine was lost, a machine did not report
-        itself within the provider's `ready_within_s`, or the time or money of the refresh was used
-        up.
+        Returns None, or why the wait ended early: a machine was lost or too slow to report itself,
+        or the time or money of the refresh was used up.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -150,9 +148,9 @@ class Machines:
     def lost(self) -> AttemptEnd | None:
         """Return the machines that are lost but not in `gone` yet; None if there are none.
 
-        First asks the provider which machines have ended. If none has ended, the machines without a
-        recent heartbeat count as lost. `nodes` of the result has all lost machines. `reason` is the
-        reason of one of them: an interrupted machine, if there is one.
+        A machine is lost if the provider says so. If the provider reports no loss, machines without
+        a recent heartbeat are lost. The reason in the result is that of one machine, if possible an
+        interrupted machine.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -181,7 +179,7 @@ class Machines:
     def leaving(self) -> tuple[frozenset[int], float]:
         """Return the nodes with an interruption notice, and the seconds until the first node goes.
 
-        The seconds are infinite if no node has a notice.
+        The seconds are infinite without a notice.
         """
         going = {
             node: leaving_s
@@ -200,7 +198,7 @@ class Machines:
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
     """Return an AttemptEnd that marks `nodes` as lost because they were too slow.
 
-    what: the action that they did not complete within `within_s` seconds, such as "start torchrun".
+    what: the action that took more than `within_s` seconds, such as "start torchrun".
     """
     named = ", ".join(map(str, sorted(nodes)))
     reason = f"node {named} did not {what} within {within_s:.0f} s"

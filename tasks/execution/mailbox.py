@@ -1,6 +1,6 @@
 """Exchange files with the machines of a launch through a mailbox, a folder or S3 prefix.
 
-The process that launches the machines uses this module. `node/record.py` describes the files.
+`node/record.py` describes the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Mailbox:
     def put_workloads(self, files: Iterable[tuple[WorkloadFile, Source]]) -> None:
         """Write each workload's code to the path that its `WorkloadFile` names.
 
-        Raises WorkloadChanged if a workload's code no longer has the digest in its `WorkloadFile`.
+        Raises WorkloadChanged if a workload's code no longer has the planned digest.
         """
         for spec, source in files:
             contents = source.read()
@@ -48,19 +48,15 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write `run_setups`, {run id: setup}. They are needed to load the records."""
+        """Write `run_setups`, {run id: setup}, without which the records cannot be loaded."""
         write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:
-        """Write the plan of an attempt for the machines.
-
-        The agent (Srift's program on each machine) starts torchrun again when the plan's attempt
-        number increases.
-        """
+        """Write the plan of an attempt for the machines. A new attempt number restarts torchrun."""
         write_json(self.path / "plan.json", plan)
 
     def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Tell machines which data to download. Does nothing if `addresses` is empty.
+        """Tell machines which data to download.
 
         addresses: {digest of the data: S3 address}.
         """
@@ -70,7 +66,7 @@ class Mailbox:
     def data_of(self, node: int) -> dict[str, Row]:
         """Return the download states of machine `node`, as {digest of the data: state}.
 
-        A state has the key `state`, and `reason` after a failure.
+        A state has the key `state`, and after a failure the key `reason`.
         """
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
@@ -99,7 +95,7 @@ class Mailbox:
     def reported(self, node: int, address: str) -> bool:
         """Return True if machine `node` has reported itself from `address`.
 
-        A report from another address comes from a machine that was replaced, and does not count.
+        Reports from other addresses are those of machines that were replaced.
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
@@ -112,15 +108,15 @@ class Mailbox:
     def pairs(self, attempt: int, node: int) -> Row:
         """Return the measured links between pairs of machines, in the form that `node` reported.
 
-        node: the node with rank 0. The result is empty if it reported no measurements.
+        node: the node with rank 0. Without measurements, the result is empty.
         """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return a report from each machine whose torchrun of `attempt` has ended.
+        """Return the file `finished-<attempt>.json` of each machine whose torchrun has ended.
 
-        A report has the contents of the file `finished-<attempt>.json` and the key `node`.
+        The key `node` is added to the contents of each file.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
@@ -128,8 +124,10 @@ class Mailbox:
     def silent(self, now_unix: float) -> set[int]:
         """Return the nodes whose last heartbeat is more than SILENT_AFTER_S seconds old.
 
-        A node that never sent a heartbeat is not silent. now_unix: the current Unix time, by the
-        clock of the computer or S3 service that stores the mailbox.
+        Nodes that never sent a heartbeat are left out.
+
+        now_unix: the current Unix time, by the clock of the computer or S3 service that stores the
+            mailbox.
         """
         return {
             int(file.parent.name.removeprefix("node-"))
@@ -168,8 +166,8 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Times are seconds since the launch began. If the disk is full, the log is lost, but the launch
-    continues.
+    Times are seconds since the launch began. On a full disk, the log is lost, but no error is
+    raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -184,7 +182,6 @@ class MachineLog:
     def at_work(self, startup_s: float) -> None:
         """Log the start-up time of each machine. Call this once, when all workers are ready.
 
-        The time for which a machine waited for the slowest machine is not start-up time.
         startup_s: seconds from the request for the machines until now.
         """
         ready = {}
@@ -192,12 +189,13 @@ class MachineLog:
             with suppress(OSError):
                 ready[row["node"]] = self._mailbox.ready_of(row["node"])
         for node, moment in ready.items():
+            # waiting for the slowest machine is not start-up time
             self.replaced(node, startup_s - max(ready.values()) + moment)
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
         """Log that machine `node` was lost `after_s` seconds after the launch began.
 
-        interrupted: True if the provider took the machine away.
+        interrupted: True if the provider interrupted the machine.
         """
         row = self._newest(node)
         if row["after_s"] is None:
@@ -231,7 +229,7 @@ class MachineLog:
 def machine_rows(lease: Lease, provider: str) -> list[Row]:
     """Return a row of the table raw_machines for each machine of an ended launch.
 
-    The caller adds the column `refresh_id`.
+    The column `refresh_id` is missing.
     """
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
     assert lease.ended_at is not None

@@ -26,8 +26,8 @@ class AttemptEnd:
         "time" if the refresh has no time or money left.
     culprit: id of the run that failed or was being measured; empty if there is none.
     interrupted: True if the provider took a machine away or the user stopped the launch.
-    nodes: after "lost", the lost machines. If it is empty, they are unknown and the launch ends.
-        After "failed", the machines that lack the devices they must have.
+    nodes: after "failed", the machines that lack the devices they must have. After "lost", the lost
+        machines; empty if they are unknown, which ends the launch.
     """
 
     how: str
@@ -41,11 +41,10 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Return which run made an attempt fail, and why.
+    """Return which run made an attempt fail, and why, as an AttemptEnd.
 
-    The workers' exit codes show which machine most likely caused the failure. The result has the
-    run and the reason that this machine reported. The result's `how` is "failed". If the machine
-    could not write to the mailbox, `how` is "lost" and `nodes` is empty, which ends the launch.
+    The reason is that of the machine that most likely caused the failure, by the workers' exit
+    codes. If this machine could not write to the mailbox, the result ends the launch.
 
     finished: a report from each machine, with exit codes, run id and reason.
     under_way: id of the run to blame if the machine's report has no run id in `planned`.
@@ -73,8 +72,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
     """Return True if every node that failed reports that it lost the connection to another node.
 
-    Also returns True if no node failed. finished: the nodes' reports. A lost node may have no
-    report.
+    finished: the nodes' reports. A lost node may have no report.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
@@ -86,15 +84,12 @@ def refresh_of(lease_id: str) -> str:
 
 
 def retry_id(run_id: str) -> str:
-    """Return the id for the next try of an interrupted run.
-
-    The interrupted try keeps its row under the old id, so the next try needs another id.
-    """
+    """Return the id for the next try of an interrupted run, whose row keeps the old id."""
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
 
 def planned_id(run_id: str) -> str:
-    """Return the id of the run's first try. `run_id` may be the id of a later try."""
+    """Return the id of the run's first try, of which `run_id` may be a later try."""
     return run_id.partition(_RETRY)[0]
 
 
@@ -120,7 +115,7 @@ def launch_row(
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".
-    number: gives the row a unique id if the launch has several such rows.
+    number: makes the row's id unique among the rows of the launch.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

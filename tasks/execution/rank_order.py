@@ -22,12 +22,13 @@ _Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
 class _Pairs(BaseModel):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
+    A sweep measures every pair once.
+
     nodes: the measured machines, in the order of the matrices' rows and columns.
-    latency_s: seconds to send an empty message: a square matrix for each sweep. A sweep measures
-        every pair once.
-    byte_s: additional seconds for each byte of a message, in the same form.
-    sharing: a number from 0 to 1 for each sweep. 0 means that every pair has a separate link, and 1
-        that all pairs share one link.
+    latency_s: seconds to send an empty message, as a square matrix for each sweep.
+    byte_s: additional seconds for each byte of a message, as a square matrix for each sweep.
+    sharing: for each sweep, a number from 0 (every pair has a separate link) to 1 (all pairs share
+        one link).
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -40,8 +41,8 @@ class _Pairs(BaseModel):
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
         """Return the measured times between `nodes`: a `Links` for each sweep over all pairs.
 
-        Raises ValueError if the measured nodes are not `nodes`, if the matrices have different
-        sizes, or if a time is zero or less.
+        Raises ValueError if other nodes were measured, if the matrices have different sizes, or if
+        a time is zero or less.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
@@ -59,10 +60,9 @@ class _Pairs(BaseModel):
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     """Return True if the links between machines should be measured to choose a rank order.
 
-    Returns False if each run uses fewer than LEAST_ORDERED machines, because the order of so few
-    machines does not change the step time. Returns False for more than MOST_ORDERED machines,
-    because measuring all pairs takes too long. Also returns False if hosts share an address,
-    because there is no network between them.
+    Links matter for runs on at least LEAST_ORDERED machines. Clusters of more than MOST_ORDERED
+    machines take too long to measure. Hosts that share an address have no network between them.
+
     addresses: the network address of each machine.
     """
     if len(set(addresses)) < len(addresses) or not LEAST_ORDERED <= len(addresses) <= MOST_ORDERED:
@@ -75,8 +75,8 @@ def sending_order(
 ) -> tuple[tuple[int, ...], str]:
     """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 
-    The order is empty if the present order should stay, because no other order is significantly
-    faster or the measurements are invalid.
+    An empty order means that the present order should stay.
+
     reported: the measured links between pairs of nodes, as the node with rank 0 reported them.
     """
     try:
@@ -96,10 +96,8 @@ def sending_order(
 def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     """Return the rounds of messages that machines exchange in one step of each run in `items`.
 
-    Adasum runs exchange messages between pairs of machines if the number of machines is a power of
-    two. All other runs send messages along a ring, as a ring all-reduce does. Runs on fewer than
-    LEAST_ORDERED machines are left out, because the order of so few machines makes no difference.
-    Every message has _MESSAGE_BYTES bytes.
+    Runs on fewer than LEAST_ORDERED machines are left out.
+
     machines: the number of machines.
     """
     pairs = machines & (machines - 1) == 0

@@ -1,8 +1,8 @@
 """Load the files of an ended launch into the warehouse: results of runs, cost and machines.
 
-A machine writes a record (a JSON file) for each run. A truncated or invalid record is moved to
-SRIFT_HOME/rejected. Its run counts as failed, and all other records are loaded. If a launch is
-loaded twice, its rows are stored once.
+A machine writes a record (a JSON file) for each run. The run of an invalid record counts as failed,
+and the record is moved to SRIFT_HOME/rejected. If a launch is loaded twice, its rows are stored
+once.
 """
 
 import json
@@ -152,10 +152,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """A machine's record of the result of a run: the JSON form of `node.record.Record`.
-
-    It is validated because machines may send wrong data.
-    """
+    """A machine's record of the result of a run: the JSON form of `node.record.Record`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -187,7 +184,7 @@ class Collected:
     """The result of loading the files of launches.
 
     new: number of rows that the warehouse did not have.
-    by_status: {status of a run or launch: number of rows}. Also counts rows that the warehouse had.
+    by_status: {status of a run or launch: number of rows, new or not}.
     usd: cost of the launches in dollars.
     notes: messages for the user.
     """
@@ -208,9 +205,9 @@ class Collected:
 def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
+    The `notes` of the result report rejected records, and machines that did not upload all files.
+
     lease: the record of the launch.
-    The `notes` of the result have a message for each rejected record and for each machine that did
-    not upload all files.
 
     Raises:
         WarehouseBusy: if another process writes. Nothing is loaded or moved.
@@ -260,9 +257,8 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return rows about an ended launch that no machine recorded.
 
-    Each request for machines that the provider refused has a row. If the reaper ended the launch,
-    the first planned run without a record also has a row. The reaper ends launches whose process
-    has died or whose deadline has passed.
+    There is a row for each request that the provider refused. After `srift reap` has ended the
+    launch, there is also a row for the interrupted run.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())

@@ -1,8 +1,8 @@
 """Run one job on an acquired cluster, in as many attempts as it needs.
 
 An attempt is one execution of torchrun, which measures several runs. After a failure, the next
-attempt leaves out the failed run. After a loss of machines, it uses fewer or other machines.
-Machines write their records to the mailbox, a folder or S3 prefix; `collect` loads them.
+attempt leaves out the failed run. After a loss of machines, the next attempt uses fewer or other
+machines.
 """
 
 import math
@@ -37,8 +37,8 @@ class Session:
 
     running: the acquired machines.
     served: the result of the launch, which the session fills in.
-    stop_at: the time to stop, on the clock of `laps`. If the acquired machines have a higher price
-        than the requested machines, the session stops earlier and thus spends no more dollars.
+    stop_at: the time to stop, on the clock of `laps`. The session stops earlier if the acquired
+        machines cost more than planned.
     watch: is called with the progress, as `job.Watch` describes.
     laps: measures the phases of the launch.
     """
@@ -104,8 +104,8 @@ class Session:
     def lose(self, ended: AttemptEnd) -> None:
         """Store in `served` that the launch ended early, and why.
 
-        Unless time is up, also adds a row with the reason to `served.rows`. The row describes the
-        current run, or the launch if no run is being measured.
+        Unless time is up, `served.rows` gets a row about the current run, or about the launch if no
+        run is being measured.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -130,7 +130,8 @@ class Session:
     def plan(self, items: Sequence[Item], **more: Any) -> Plan:
         """Write the next attempt's plan to the mailbox, and return the plan.
 
-        items: the attempt's runs. more: additional fields of `Plan`.
+        items: the attempt's runs.
+        more: additional fields of `Plan`.
         """
         self.attempts += 1
         names = {item.workload for item in items}
@@ -156,7 +157,7 @@ class Session:
     ) -> RemainingWork:
         """Return the runs that are left in the launch, and the time that is left for them.
 
-        items: the remaining runs of this attempt. The result also has the runs of later attempts.
+        items: the remaining runs of this attempt. Runs of later attempts are added.
         under_way_s: seconds that the first run in `items` still needs.
         host: the node with the rendezvous store of torchrun; None if torchrun is not running.
         """
@@ -175,9 +176,9 @@ class Session:
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
         """Decide how to continue after the loss of `ended.nodes`, and request replacements.
 
-        Unless the decision is "give up", this also adds a row for the loss to `served.rows`, and
-        removes the runs from `remaining` that cannot be measured any more.
-        Returns the decision and its reason, as `decide` does.
+        Returns the decision and its reason, as `decide` does. Unless the decision is "give up", a
+        row for the loss is added to `served.rows`, and runs that can no longer be measured are
+        removed from `remaining`.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -196,8 +197,7 @@ class Session:
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
-        An elastic run measures the cost of losing a machine. It continues with fewer machines until
-        the replacements join it.
+        An elastic run measures the cost of losing a machine, and continues with fewer machines.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -211,7 +211,7 @@ class Session:
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
         """Log that the machine that replaced `node` is ready to measure.
 
-        waited_s: seconds for which the machine has been ready. They do not count as start-up time.
+        waited_s: seconds since the machine became ready, which are not start-up time.
         """
         self.joining.discard(node)
         self.log.replaced(node, self.laps.passed_s - waited_s)
@@ -219,9 +219,8 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for it to `served.rows`.
 
-        A machine that lacks expected devices counts as lost, and the runs that need this machine
-        are removed too. After MOST_ATTEMPTS failed attempts with the same `_process_key`, all runs
-        with this key are removed.
+        Runs that need a machine without the expected devices are removed too. After MOST_ATTEMPTS
+        failed attempts with the same `_process_key`, all runs with this key are removed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -239,24 +238,21 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, and log when they were lost.
-
-        The loss of a machine that sends no heartbeats but still runs is logged later, when its
-        replacement is requested.
-        """
+        """Mark the nodes `lost` as gone, and log when they were lost."""
         self.machines.drop(lost)
         self.joining -= lost
         for node in lost:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
+            # the loss of a silent machine is logged when its replacement is requested
             if interrupted or not state.alive:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
-        """Wait until all requested machines are ready. Return None, or why the wait ended early.
+        """Wait for the requested machines. Return None, or why the wait ended early.
 
-        After the first attempt, returns None at once if the machines that are ready can measure a
-        remaining run.
+        The first attempt waits for all machines. Later attempts do not wait if the ready machines
+        can measure a remaining run.
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
@@ -269,11 +265,7 @@ class Session:
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
-        """Run one attempt, and return how it ended.
-
-        The attempt measures remaining runs whose machines are all ready and which have the same
-        `_process_key`.
-        """
+        """Run one attempt with the runs that can be measured now, and return how it ended."""
         for node in self.joining & set(self.machines.here):
             waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
             self.at_work(node, max(0.0, waited_s))
@@ -288,7 +280,7 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Return a key. Runs with equal keys can be measured by one execution of torchrun."""
+        """Return a key that is equal for runs that one execution of torchrun can measure."""
         if item.kind == ELASTIC:
             return (planned_id(item.run_id),)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
@@ -308,7 +300,7 @@ class Session:
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> bool:
-        """Request another machine to replace `node`. Return True if it was granted.
+        """Request another machine to replace `node`. Return True if the request was granted.
 
         A refusal sets `no_replacement` to the reason.
         """
@@ -330,11 +322,7 @@ class Session:
         return True
 
     def _retry(self, run_id: str) -> None:
-        """Give the interrupted run a new id for its next try.
-
-        The interrupted try keeps its row under the old id. Does nothing if the run is no longer in
-        `remaining`.
-        """
+        """Give the interrupted run a new id for its next try, if `remaining` still has the run."""
         for place, item in enumerate(self.remaining):
             if item.run_id == run_id:
                 self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
@@ -344,8 +332,7 @@ class Session:
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row to `served.rows` that says how the run `ended.culprit` ended.
 
-        If `ended` names no run, or the run already has a record, the row describes the launch
-        instead. The rows are written to disk at once, in case this process is killed.
+        If `ended` names no run, or if the run already has a record, the row describes the launch.
         """
         lease_id, run_id = self.job.lease_id, ended.culprit
         why = ("interrupted" if ended.interrupted else "failed", ended.reason)
@@ -361,8 +348,7 @@ class Session:
 class _Attempt:
     """One execution of torchrun, which measures the runs `items` on the machines they need.
 
-    An elastic run measures the cost of losing a machine, and is the only run of its attempt. It
-    continues with fewer machines after a loss, and replacements join it.
+    An elastic run measures the cost of losing a machine, and is the only run of its attempt.
     """
 
     def __init__(self, session: Session, items: Sequence[Item]) -> None:
@@ -398,10 +384,9 @@ class _Attempt:
             self.session.laps.lap("measure" if self.is_measuring else "launch torchrun")
 
     def under_way(self) -> str:
-        """Return the id of the run that machines report as current.
+        """Return the id of the current run; "" if no run has started or every run has a record.
 
-        If no machine reports a run, return the id of the first run without a record. Return "" if
-        no run has started or every run has a record.
+        If no machine reports a run, the first run without a record is the current run.
         """
         reported = self.mailbox.under_way(self.number)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
@@ -445,11 +430,7 @@ class _Attempt:
         return AttemptEnd(how="finished")
 
     def _go(self, plan: Plan) -> None:
-        """Let the waiting workers start, in the fastest rank order.
-
-        Also applies the CPU quotas of local hosts, and logs that the machines are ready. For an
-        elastic run, which measures the cost of losing a machine, also sets the time of the loss.
-        """
+        """Let the waiting workers start, in the fastest rank order."""
         session, self.is_measuring = self.session, True
         session.laps.lap("launch torchrun")
         if self.number == 1:
@@ -464,11 +445,12 @@ class _Attempt:
         self.lose_at = self.clock.monotonic() + lose_after_s
 
     def _follow(self, run_id: str, armed: set[int]) -> None:
-        """Report the current run to the user.
+        """Report the current run to the user, and carry out the losses of an elastic run.
 
-        An elastic run measures the cost of losing a machine. For such a run, also logs the
-        replacements that have joined, and stops the machine with the highest rank at the planned
-        time. armed: the nodes whose workers have joined the process group.
+        An elastic run measures the cost of losing a machine. The machine with the highest rank is
+        stopped at the planned time, and replacements that have joined are logged.
+
+        armed: the nodes whose workers have joined the process group.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -483,9 +465,8 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Check for lost machines and interruption notices. Return None if the attempt goes on.
+        """Return how the attempt ends because of a loss or interruption notice; None if it goes on.
 
-        Otherwise, returns how the attempt ends. Losses that do not end the attempt are recorded.
         missing: the runs of the attempt without a record, the current run first.
         """
         session, lost = self.session, self.machines.lost()
@@ -512,9 +493,8 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the estimated seconds that the current run, `item`, still needs.
 
-        A run that takes longer than expected may be repeating a measurement that other work on the
-        hardware disturbed. The result is then the time of a whole repetition, but at most the rest
-        of the job's `patience_s`.
+        A late run may be repeating a disturbed measurement. The result for a late run is the time
+        of a repetition, but at most the rest of the job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -526,9 +506,10 @@ class _Attempt:
 
 
 def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return the time to stop: `stop_at`, or earlier if the machines cost more than planned.
+    """Return the time to stop: earlier than `stop_at` if the machines cost more than planned.
 
-    The total cost stays as planned: at twice the planned price, the remaining time is halved.
+    At twice the planned price, the remaining time is halved, so that the total cost stays as
+    planned.
     """
     planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
     return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at

@@ -43,11 +43,10 @@ class Experience:
 
 
 def experience_of(workspace: Workspace) -> Experience:
-    """Return models fitted to the launches in the warehouse. Without launches, they are priors.
+    """Return models fitted to the launches in the warehouse, or priors if there are no launches.
 
-    For local hosts, interruptions and refusals are not fitted, because srift.toml states the rate
-    of interruptions, and a local host is refused only if it does not fit on this computer. Before
-    the first local launch, a constant start-up time is assumed.
+    For local hosts, interruptions and refusals are not fitted: srift.toml states the rate of
+    interruptions, and a host is refused only if it does not fit on this computer.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
     seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market
@@ -82,8 +81,8 @@ def experience_of(workspace: Workspace) -> Experience:
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     """Fit the start-up seconds of machines, for each market and instance type.
 
-    launches: a row for each launch. local: True for local hosts. Local spot hosts start like local
-    on-demand hosts, so each local launch counts in both markets.
+    launches: a row for each launch.
+    local: True for local hosts. Local hosts of both markets start alike.
     """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)

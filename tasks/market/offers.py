@@ -41,14 +41,14 @@ Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `mat
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the definitions (fields and digests) of workloads and instance types in the warehouse.
 
-    If the provider does not answer, the instance types that ship with Srift are stored, but only
-    those that are not yet in the warehouse. Replacing a stored definition could change its digest,
-    and then measurements of the instance type would no longer count.
+    If the provider does not answer, only instance types that ship with Srift and are not yet in the
+    warehouse are stored.
     """
     name = workspace.provider.name
     try:
         types = workspace.provider.instance_types()
     except ProviderError:
+        # a replaced definition could have another digest, and measurements would no longer count
         noted = set(workspace.mart("instance_types")["name"])
         types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
     workloads = [
@@ -65,8 +65,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
     """Store the current offers and return a sentence about them.
 
-    If the provider does not answer, the offers that ship with Srift are stored instead. If the
-    warehouse already has the same or newer offers, nothing is stored and they stay in use.
+    If the provider does not answer, the offers that ship with Srift are stored, unless the
+    warehouse has the same or newer offers.
     """
     source = ""
     try:
@@ -107,10 +107,10 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 
 
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
-    """Return the offers that pass all filters.
+    """Return the offers whose columns have the values of all filters. Case is ignored.
 
-    A filter is a (column, text) pair. An offer passes if its value in the column equals the text.
-    If no offer has an equal value, an offer passes if its value contains the text. Case is ignored.
+    filters: (column, text) pairs. If no offer's value equals the text, values that contain the text
+        pass.
 
     Raises:
         ProviderError: if there are offers, but none passes.
@@ -128,14 +128,14 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 
 
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
-    """Return the offers that pass `filters` as rows, the cheapest first. Unpriced offers are last.
+    """Return the newest known offers that pass `filters`, as rows, the cheapest first.
 
-    The offers are those of the newest snapshot in the warehouse. If there is no snapshot, they are
-    the offers that ship with Srift. If none ship, they are the provider's current offers.
+    A row has the keys COLUMNS, among them:
 
-    A row has the keys COLUMNS. `usd_per_hour` includes the machine's volume and public IP address.
-    `interrupted_a_day` is the probability that a spot machine is interrupted within a day. It is
-    None for on-demand machines.
+    usd_per_hour: includes the machine's volume and public IP address. Offers without a price are
+        last.
+    interrupted_a_day: probability that a spot machine is interrupted within a day; None for
+        on-demand machines.
 
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
@@ -165,8 +165,8 @@ def _row(offer: Offer) -> dict[str, Any]:
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     """Return the provider's current offers without storing them.
 
-    If the provider does not answer, returns the offers that ship with Srift, or the last snapshot
-    in the warehouse if it is newer.
+    If the provider does not answer, the result is the newer of the offers that ship with Srift and
+    the last snapshot in the warehouse.
 
     Raises:
         ProviderError: if the provider does not answer and there are neither packaged nor stored
@@ -183,8 +183,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 def current_offers(workspace: Workspace) -> list[Offer]:
     """Return the newest offers in the warehouse, at the prices that this installation pays.
 
-    The discounts in the present settings are applied. Offers of instance types that the warehouse
-    does not describe are left out.
+    Offers of instance types that the warehouse does not describe are left out.
     """
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}
@@ -211,10 +210,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
 
 
 def _packaged(workspace: Workspace) -> list[Offer]:
-    """Return the offers that ship with Srift.
-
-    The list is empty if the warehouse has the same or newer offers.
-    """
+    """Return the offers that ship with Srift; [] if the warehouse has the same or newer offers."""
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):
         return []
@@ -228,9 +224,10 @@ def _newest(offers: Sequence[Offer]) -> datetime:
 def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
     """Return the workloads with measured or imported facts added, such as parameter counts.
 
-    known: rows of the mart `workloads`, with the facts. A row counts only if its digest is that of
-    the workload, because other rows describe other versions of the workload. Facts that a workload
-    already has are not replaced.
+    Facts that a workload already has are not replaced.
+
+    known: rows of the mart `workloads`, with the facts. Rows with another digest describe other
+        versions of the workload, and are ignored.
     """
     facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
     found = []

@@ -1,8 +1,8 @@
 """Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
 A choice is a published recommendation. Its regret is its extra cost over the best choice that is
-now known. Its promises are the step time, hours and dollars that the published table predicted. The
-checks run before a new model learns from the new runs.
+now known. Its promises are the predicted step time, hours and dollars. The checks run before a new
+model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,9 +38,11 @@ def note_drift(
 ) -> list[str]:
     """Test for drift, store the results, and return a sentence for each drifting type and zone.
 
-    An instance type drifts in a zone if too many of its new runs lie outside the intervals that the
-    model in use predicts for them. `frames` has the provider's runs (see `training_frames`). If
-    there is no model (`champion` is None), the sentences report the results of earlier tests.
+    An instance type drifts in a zone if too many of its new runs lie outside their predicted
+    intervals.
+
+    frames: the provider's runs, the result of `training_frames`.
+    champion: the model in use. None means that the sentences report earlier tests.
     """
     known = rows_of(workspace.mart("drift", drifting=True))
     if champion is not None:
@@ -65,10 +67,9 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return {name of a drifting instance type: time of the newest run that was tested for drift}.
+    """Return {drifting instance type: time until which its runs must be measured again}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. All runs
-    of the type up to the returned time must be measured again.
+    A type is drifting if too many of its new runs lie outside their predicted intervals.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -78,11 +79,13 @@ def drifting_types(workspace: Workspace) -> dict[str, datetime]:
 def note_alarms(
     workspace: Workspace, champion: Champion | None, refresh_id: str, now: datetime
 ) -> list[str]:
-    """Store an alarm for each slow run: a run much slower than the model in use predicts.
+    """Store an alarm for each slow run, and return sentences about slow runs and slow machines.
 
-    Only runs to which the model was not fitted are checked. Returns sentences about slow runs, and
-    about slow machines of the refresh `refresh_id`. If there is no model (`champion` is None), only
-    machines are checked.
+    A slow run takes much longer than the model in use predicts. Runs to which the model was fitted
+    are not checked.
+
+    champion: the model in use. None means that only machines are checked.
+    refresh_id: the refresh whose machines are checked.
     """
     cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
     if champion is None:
@@ -124,8 +127,9 @@ def judge_promises(
 ) -> int:
     """Compare the predictions of published tables with runs that were measured later.
 
-    The predictions are step times, hours and dollars. Each comparison is stored as a row of the
-    table raw_ledger. `frames` is the result of `training_frames`. Returns the number of new rows.
+    Each comparison is stored as a row of the table raw_ledger. Returns the number of new rows.
+
+    frames: the result of `training_frames`.
     """
     types = frames["instance_types"]
     judged = regret_ledger.judge(
@@ -143,7 +147,7 @@ def judge_promises(
 def ledger_sentence(summary: Row) -> str:
     """Return a sentence that compares published choices to their later measurements.
 
-    summary: the result of `warehouse.export.ledger_summary`. Returns "" if it is empty.
+    summary: the result of `warehouse.export.ledger_summary`. For {}, the sentence is "".
     """
     if not summary:
         return ""

@@ -12,12 +12,15 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     """Return the dollars of leases (the records of launches), grouped by `by`.
 
     by: a key of `warehouse.reads.SPEND_BY`, such as "workload" or "day" (in UTC).
-    days: only leases that ended within this number of days count; None means all ended leases.
+    days: count only leases that ended within this number of days; None counts all ended leases.
 
-    The key `rows` has a row per group, and `total` the sum over all groups. If a launch measured
-    several runs, each run gets an equal share of the launch's dollars. `usd` of a row is None if a
-    price is unknown. `held` has the leases that have not ended. `unreadable` has a sentence for
-    each lease that cannot be read.
+    Keys of the result:
+
+        rows: a row per group. `usd` is None if a price is unknown. The runs of a launch share its
+            dollars equally.
+        total: the sum over all groups.
+        held: the leases that have not ended.
+        unreadable: a sentence for each lease that cannot be read.
 
     Raises WarehouseMissing if nothing was ever measured.
     """

@@ -26,12 +26,7 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 
 
 def status_of(provider: str) -> dict[str, Any]:
-    """Return the state of an installation, as `srift status --json` prints it.
-
-    The dictionary has the running refresh, the leases (records of launches), facts about the
-    published table and its age, drift, alarms about slow runs, and sentences about stale data and
-    other problems.
-    """
+    """Return the state of an installation, as `srift status --json` prints it."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
@@ -77,8 +72,7 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     """Return facts about the published table, and sentences about its stale contents.
 
     The facts are the number of rows, the model version and the hours since the newest prices,
-    measurements and publication. They are None if the table is missing, damaged, or has no rows of
-    this provider.
+    measurements and publication. They are None without a readable row of the provider.
     """
     try:
         frame = read_published(workspace.published)

@@ -1,10 +1,12 @@
 """The agent, a process that reports a machine to the controller and runs plans with torchrun.
 
 The controller is the process that launched the machine. Agent and controller exchange files through
-a folder, the mailbox. The agent never imports torch. An attempt is one start of torchrun on all
-machines that take part; attempts are numbered from 1. When torchrun ends in attempt a, the agent
-writes `finished-<a>.json`, and waits for the next attempt. The agent ends, with all its descendant
-processes, when `done.json` appears, at its deadline, or on SIGTERM or SIGINT.
+a folder, the mailbox. The agent never imports torch.
+
+An attempt is one start of torchrun on all machines that take part; attempts are numbered from 1.
+When torchrun ends in attempt a, the agent writes `finished-<a>.json`, and waits for the next
+attempt. The agent ends, with all its descendant processes, when `done.json` appears, at its
+deadline, or on SIGTERM or SIGINT.
 """
 
 import argparse
@@ -48,7 +50,8 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIB
 class Agent:
     """Reads plans from the mailbox folder, and starts and ends torchrun on this machine.
 
-    `node` is the machine's index in the cluster, and `address` its IP address.
+    node: the machine's index in the cluster.
+    address: the machine's IP address.
     """
 
     def __init__(self, *, mailbox: Path, node: int, address: str, deadline_unix: float) -> None:
@@ -139,8 +142,7 @@ class Agent:
     def command(self, plan: Plan) -> list[str]:
         """Return the command that runs `node.prepare` and then torchrun on this machine.
 
-        All nodes connect to the first node. An elastic run starts with the nodes that are present,
-        and other nodes may join later. An elastic run fails if the first node is lost.
+        Nodes may join an elastic run later, but the run fails if its first node is lost.
         """
         counts, item = plan.rank_counts, plan.elastic
         host, port = plan.addresses[plan.host], plan.port + plan.attempt
@@ -188,10 +190,7 @@ class Agent:
         return [*start, *words, "-m", module]
 
     def end_launch(self) -> None:
-        """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`.
-
-        Does nothing if torchrun was not started.
-        """
+        """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`."""
         if self.launch is None:
             return
         if self.launch.poll() is None:  # a newer attempt replaces this launch

@@ -9,9 +9,8 @@ file ANSWER. Keys of the object:
     strategies    the strategies to compare with ddp, in the first precision
     batch         samples per step
 
-The list has the result of `checked` for each precision. Only strategies that should train exactly
-like ddp are compared with ddp. If steps succeed in the first precision, the key `problem` of its
-result describes the comparisons that failed.
+The list has the result of `checked` for each precision. The first result's `problem` also names
+failed comparisons. Only strategies that should train exactly like ddp are compared.
 """
 
 import json
@@ -77,8 +76,7 @@ def main() -> None:
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
     """Compare strategy `name` with ddp in `precision`, and return why their losses differ.
 
-    The result is "" if they do not differ, or if ddp cannot train the model on this machine. The
-    number of processes is the smallest of 2, 4 and 8 that the strategy supports.
+    The result is "" if they do not differ, or if ddp cannot train the model on this machine.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -110,15 +108,21 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
 def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
     """Run two steps of `workload` in `precision`, and return the result.
 
-    `batch` is the number of samples per step. The result is a dictionary with these keys:
+    batch: the number of samples per step.
 
-    precision: the precision that was checked.
-    problem: why the workload fails; "" if it trains, or if this machine cannot check it.
-    notes: a list of warnings about probable mistakes.
-    figures: None if the steps failed, else a dictionary of measured values. It has step_s, losses
-        (first and last), peak_bytes, parameters, gradient_bytes, input_s (the seconds per step to
-        make a batch or to wait for the loader), and queued_share (the fraction of the steps' time
-        in which this thread waited for a CPU).
+    Keys of the result:
+
+        precision: the precision that was checked.
+        problem: why the workload fails; "" if it trains, or if this machine cannot check it.
+        notes: a list of warnings about probable mistakes.
+        figures: a dictionary of measured values; None if the steps failed.
+
+    Keys of `figures`:
+
+        step_s, peak_bytes, parameters, gradient_bytes
+        losses: the first and the last loss.
+        input_s: seconds per step to make a batch or to wait for the loader.
+        queued_share: fraction of the steps' time in which this thread waited for a CPU.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -149,7 +153,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Run two steps, and return the `figures` that `checked` describes.
 
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
-    would wait for it forever. Also raises the errors of `train`.
+    would wait forever for the gradient. Also raises the errors of `train`.
     """
     # The first step of a process is several times slower, so only the second step is timed.
     item = Item(

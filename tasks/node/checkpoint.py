@@ -26,8 +26,8 @@ _KEPT = 2  # number of kept states: the newest, and its predecessor in case the 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     """Time how long it takes to write the training state to a temporary file on disk.
 
-    Returns a dictionary with `checkpoint_bytes` and `checkpoint_s`. The key `checkpoint_s` is
-    missing if the state is too large to be timed or cannot be written.
+    Returns {"checkpoint_bytes", "checkpoint_s"}, without `checkpoint_s` if the state is too large
+    or cannot be written.
     """
     state = built.state()
     size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
@@ -49,21 +49,21 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one training run, in a folder that outlives the machines.
 
-    `step-<n>.pt` is the training state after step n. `step-<n>.json` is its manifest, with the
-    step, the size in bytes and the checksum. A manifest is written after its state is on disk. A
-    state without a matching manifest is ignored. Files are written atomically and never changed, so
-    an S3 prefix could replace the folder.
+    step-<n>.pt: the training state after step n.
+    step-<n>.json: the manifest of the state, with the step, the size in bytes and the checksum.
+
+    States without a matching manifest are ignored. Files are written atomically and never changed,
+    so an S3 prefix could replace the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
-        """Write `state` and its manifest.
+        """Write `state` and its manifest, and delete all states except the last _KEPT.
 
-        The manifest also has the entries of `more`, and `seconds`, the time to serialise the state
-        and write it to disk. Afterwards, all states except the last _KEPT are deleted. All
-        manifests are kept. Raises OSError if a file cannot be written.
+        The manifest also has the entries of `more`, and the `seconds` that the write took. Raises
+        OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"
@@ -82,7 +82,7 @@ class Checkpoints:
             old.unlink(missing_ok=True)
 
     def newest(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return (manifest, state) of the newest intact checkpoint; None if there is none.
+        """Return (manifest, state) of the newest intact checkpoint, or None.
 
         The tensors of the state are on `device`.
         """
@@ -102,12 +102,12 @@ class Checkpoints:
     def note_start(self, start: dict[str, Any]) -> None:
         """Store `start`, which describes one start or restart of the worker processes.
 
-        Raises OSError if it cannot be written.
+        Raises OSError if the file cannot be written.
         """
         write_json(self.folder / f"start-{len(self.read('start')):06d}.json", start)
 
     def read(self, kind: str) -> list[dict[str, Any]]:
-        """Return all entries of `note_start` (kind "start"), or all manifests (kind "step").
+        """Return all manifests (kind "step") or all entries of `note_start` (kind "start").
 
         The oldest entry is first. Manifests of deleted states are included.
         """

@@ -1,15 +1,13 @@
 """Find the folder of a workload's data on this machine. Imports only the standard library.
 
-The controller, the process that launched the machine, writes a plan of the runs. For the data of a
-workload, the plan has a folder on the machine (local hosts) or an S3 address (EC2). The courier, a
-root process on the machine, downloads the objects below the address into `data/<digest>/` of the
-mailbox folder. If a download fails, the courier writes the reason to `data/<digest>.failed`.
+The controller is the process that launched the machine. Its plan has a folder on the machine (local
+hosts) or an S3 address (EC2) for the data of each workload. The courier, a root process on the
+machine, downloads the objects below the address. Files in the mailbox folder:
 
-Before the controller writes a plan, it writes the addresses to `data.json`. It reads the progress
-of the downloads from `node-<i>/data.json`:
-
-    data.json             {"data": {digest: address}}
-    node-<i>/data.json    {digest: {"state": FETCHING, READY or FAILED, "reason"}}
+    data.json               {"data": {digest: address}}, written by the controller before the plan
+    node-<i>/data.json      {digest: {"state": FETCHING, READY or FAILED, "reason"}}
+    data/<digest>/          the downloaded objects
+    data/<digest>.failed    the reason why the download failed
 """
 
 import os
@@ -37,8 +35,8 @@ def folder_of(mailbox: Path, digest: str) -> Path:
 def failure_of(mailbox: Path, digest: str) -> Path:
     """Return the path of the file with the reason why the download of a workload's data failed.
 
-    The file exists only after a failure. `mailbox` is the folder in which the controller and this
-    machine exchange files. `digest` identifies the data.
+    mailbox: the folder in which the controller and this machine exchange files.
+    digest: identifies the data.
     """
     return mailbox / "data" / f"{digest}.failed"
 
@@ -66,8 +64,8 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     """Return {file name: S3 key}, where the file name is the key without `prefix`.
 
-    Objects that represent a folder are left out. Raises ValueError if a key would lead out of the
-    folder or cannot be a file name.
+    Objects that represent a folder are left out. Raises ValueError if a key is not a safe file
+    name.
     """
     found: dict[str, str] = {}
     for key in keys:

@@ -8,9 +8,8 @@ The cache is one file, in memory or in a folder. Processes that share the file s
     index    offset, size in bytes and checksum of each sample; zeros if the sample is not cached
     samples  pickles, one after another
 
-A process holds a lock while it appends a sample, and writes the index entry last. A half-written
-sample therefore has no entry. A sample that a power failure damaged does not match its checksum. In
-both cases, the sample is read from the dataset again.
+A process holds a lock while it appends a sample, and writes the index entry last. Half-written and
+damaged samples are read from the dataset again: they have no entry, or another checksum.
 """
 
 from __future__ import annotations
@@ -49,24 +48,21 @@ _LOG = logging.getLogger(__name__)
 class Cached(Dataset[Any]):
     """A dataset that reads each sample of `dataset` once, and returns it from a cache afterwards.
 
-    A random augmentation inside the cache would give the same result in every epoch. Therefore wrap
-    the dataset that reads and decodes, and augment outside the cache:
+    Wrap the dataset that reads and decodes, and augment outside the cache. A random augmentation
+    inside the cache would give the same result in every epoch:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples are read twice, and an error is raised if the two readings differ.
+    The first samples are read twice, and an error is raised if the two readings differ. Samples
+    that do not fit into the cache are read in every epoch.
 
     Args:
-        memory_gib: GiB of memory for samples if `folder` is not given. The workers of a loader
-            share the memory. Each rank of a machine has separate memory.
+        memory_gib: GiB of memory for the samples of one rank if `folder` is not given.
         folder: a folder on a local disk that keeps samples for all processes of this user and for
-            later runs. Samples are added while at least 5 GiB of the disk are free. The operating
-            system keeps them in memory until other programs need the memory.
+            later runs. Samples are added while at least 5 GiB of the disk are free.
         key: a text that identifies the samples in `folder`, together with the dataset's type and
             length. Change the key whenever the samples change, for example through the code or the
             arguments of the dataset.
-
-    Samples that do not fit into the cache are read in every epoch. A warning is logged once.
 
     Raises:
         TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
@@ -111,8 +107,8 @@ class Cached(Dataset[Any]):
         """Return the sample at index `place` from the cache, or else from the dataset.
 
         Negative indices count from the end. Raises IndexError if there is no such sample, and
-        ValueError if the sample cannot be pickled or changes when it is read again. Also raises the
-        errors of the dataset.
+        ValueError if the sample cannot be pickled or changes when the dataset reads it again. Also
+        raises the errors of the dataset.
         """
         at = range(self._samples)[place]
         content = self._store.get(at)
@@ -134,12 +130,11 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory. Multiply its size limit by `share`.
+        """Replace the cache by an empty cache in memory, with `share` of the size limit.
 
-        Srift uses this method to time steps of a later epoch with only a part of the samples. The
-        new cache is in memory even if `folder` is given. The times are the same, because the page
-        cache would hold so few samples.
+        Srift uses this method to time steps of a later epoch with only a part of the samples.
         """
+        # in memory even with a folder: the page cache would hold so few samples too
         room = self.memory_gib * _GIB
         if self.folder is not None:
             room = max(0, shutil.disk_usage(self.folder).free - _MIN_FREE)
@@ -150,17 +145,17 @@ class _Store:
     """The file of a cache. A sample that cannot be read or stored counts as missing.
 
     path: the path of the file; "" creates a file in memory.
-    digest: the first bytes of the file, which identify the dataset. A file that begins with another
-        digest is emptied.
+    digest: the first bytes of the file, which identify the dataset. A file with other first bytes
+        is emptied.
     samples: the number of entries in the index.
-    room: the maximum total size of the samples in bytes. If it is infinite, samples are stored as
-        long as _MIN_FREE bytes of the disk are free.
+    room: the maximum total size of the samples in bytes. Infinity means that all but _MIN_FREE
+        bytes of the disk may be used.
     """
 
     def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:
-        """Open or create the file of the cache. The class describes the arguments.
+        """Open or create the file of the cache.
 
-        Raises OSError if that fails, or if another user owns the file.
+        Raises OSError if the file cannot be opened, or if another user owns it.
         """
         if path:
             follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
@@ -205,7 +200,7 @@ class _Store:
     def put(self, at: int, content: bytes) -> None:
         """Store the pickle of the sample at index `at`, unless it is stored or there is no room.
 
-        If it cannot be stored, a warning is logged once, and the cache counts as full.
+        After an error, a warning is logged once, and the cache counts as full.
         """
         try:
             with _locked(self._file):
@@ -250,7 +245,7 @@ def _tensor(
 
 
 def _pickled(at: int, sample: Any) -> bytes:
-    """Return the pickle of sample `at`. Raises ValueError if it cannot be pickled."""
+    """Return the pickle of `sample`. Raises ValueError if the sample cannot be pickled."""
     written = io.BytesIO()
     try:
         _Pickler(written, protocol=5).dump(sample)
@@ -267,10 +262,9 @@ def _checksum(content: bytes, at: int) -> int:
 def _locked(file: int) -> Iterator[None]:
     """Return a context manager that holds a file's lock, to exclude other processes.
 
-    The threads of a process are not excluded. If two threads write at the same offset, the checksum
-    does not match, and the sample counts as missing. Raises TimeoutError if another process holds
-    the lock for _LOCK_S seconds.
+    Raises TimeoutError if another process holds the lock for _LOCK_S seconds.
     """
+    # Threads of a process are not excluded: a sample that two threads write has a wrong checksum.
     until = time.monotonic() + _LOCK_S
     while True:
         try:

@@ -18,11 +18,10 @@ from .record import ANY, CPU, Devices
 
 
 def own_device(expected: Devices) -> torch.device:
-    """Return the device of this rank. A GPU also becomes torch's current device.
+    """Return the device of this rank, which becomes torch's current device if it is a GPU.
 
     The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
-    Otherwise the device is `cuda:<local rank>`. Raises RuntimeError if the machine lacks the
-    expected devices. A CPU never replaces a GPU.
+    Raises RuntimeError if the machine lacks the expected devices. A CPU never replaces a GPU.
     """
     count = torch.cuda.device_count()
     if expected.name == CPU or (expected.name == ANY and not count):
@@ -54,10 +53,7 @@ def now(device: torch.device) -> float:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return `value` with all tensors moved to `device`.
-
-    `value` is the inputs or the target of a batch: a nested structure of tensors.
-    """
+    """Return `value`, a nested structure of tensors, with all tensors moved to `device`."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -79,7 +75,7 @@ def usable(device: torch.device) -> bool:
 def reset_peak(device: torch.device) -> None:
     """Free unused memory, and reset the peak that `peak_bytes` returns.
 
-    On a CPU, the previous peak stays if the kernel does not permit the reset.
+    On a CPU, the reset has no effect if the kernel does not permit it.
     """
     gc.collect()
     if device.type == "cuda":
@@ -94,8 +90,8 @@ def reset_peak(device: torch.device) -> None:
 def peak_bytes(device: torch.device) -> int:
     """Return the peak memory use in bytes since the last `reset_peak`.
 
-    On a CPU, this is the peak resident memory of the process. On a GPU, it is the peak memory of
-    tensors, plus the memory that CUDA's context and NCCL's buffers use now.
+    CPU: the peak resident memory of the process.
+    GPU: the peak memory of tensors, plus the present memory of CUDA's context and NCCL's buffers.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

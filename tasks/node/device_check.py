@@ -1,9 +1,8 @@
 """Check that a machine has the devices that were paid for.
 
 GPUs may be unusable for some time after boot, for example on p4d and p5 until NVIDIA's fabric
-manager runs (CUDA error 802). If CUDA has failed in a process, torch does not initialise it again
-in this process. Each check therefore runs in a new process. This module imports only the standard
-library.
+manager runs (CUDA error 802). Each check runs in a new process, because torch does not initialise
+CUDA again in a process where CUDA has failed. This module imports only the standard library.
 """
 
 import json
@@ -35,11 +34,9 @@ _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("
 def is_named(expected: str, name: str) -> bool:
     """Return True if torch's `name` of a device matches the provider's name `expected`.
 
-    torch's name adds maker, form factor and memory ("NVIDIA A100-SXM4-40GB" is an A100), and may
-    order the words differently. Therefore `name` must contain every word of `expected` as a whole
-    word: an A10 is not an A10G, and an L40S is not an L4. If a fraction of a device is expected
-    ("L4 1/8"), `name` may be a virtual device or the whole device. If a whole device is expected,
-    `name` must not be a virtual device.
+    `name` must contain every word of `expected` as a whole word, in any order: "NVIDIA
+    A100-SXM4-40GB" is an A100, but an A10 is not an A10G. A virtual device matches only a fraction
+    of a device, such as "L4 1/8".
     """
     if expected == ANY or name == expected:
         return True
@@ -51,7 +48,7 @@ def is_named(expected: str, name: str) -> bool:
 def missing_devices(expected: Devices, names: Sequence[str]) -> str:
     """Return an error message if the machine has too few `expected` devices, else "".
 
-    `names` are torch's names of the usable devices on the machine.
+    names: torch's names of the usable devices on the machine.
     """
     if sum(is_named(expected.name, name) for name in names) >= expected.count:
         return ""
@@ -64,8 +61,8 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     """Return an error message if a run used a device that is not the expected device, else "".
 
-    Only the devices' names are compared. Both sequences have one entry per machine. If `expected`
-    is shorter, the remaining machines are not checked.
+    Only names are compared, one per machine. Machines beyond the length of `expected` are not
+    checked.
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):
@@ -76,8 +73,7 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
     """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    wait_s: maximum seconds to wait for a driver, counted from the end of the first check. On a new
-        machine, the first check takes minutes, because it reads torch from a slow disk.
+    wait_s: maximum seconds to wait after the first check, which may take minutes on a new machine.
     most_s: maximum seconds of the whole call.
     """
     ends = time.monotonic() + most_s
@@ -96,8 +92,8 @@ def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process imports torch and lists the devices. The process is killed after `within_s`
-    seconds. If the process fails, the list of names is empty.
+    A new process lists the devices. The list is empty if the process fails, or takes more than
+    `within_s` seconds.
     """
     command = (sys.executable, "-c", _LOOK)
     try:

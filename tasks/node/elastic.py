@@ -5,8 +5,8 @@ present ranks divide the global batch in proportion to the run's `batches`, whic
 micro-batches of the devices. If a rank's share exceeds its largest micro-batch, all ranks take
 several micro-steps.
 
-The first rank of the run's first node writes the checkpoints, and a file about each start of the
-workers. At the end, this rank writes the run's record.
+The first rank of the run's first node writes the checkpoints, a file about each start of the
+workers, and the run's record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -45,12 +45,12 @@ _LATE_S = 5.0  # seconds by which other workers may be late when workers join
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    `batches` has the maximum micro-batch size of each rank. Samples are divided in proportion to
-    `batches`, up to rounding. Every rank gets at least one sample, so `global_batch` must be at
-    least the number of ranks. Ranks with equal maximum sizes differ by at most one sample.
+    Samples are divided in proportion to `batches`, up to rounding, with at least one sample for
+    every rank. All ranks have the same number of micro-batches. A micro-batch may be empty, except
+    the last of each rank, because only the last micro-step communicates.
 
-    All ranks have the same number of micro-batches. A micro-batch may be empty, but the last one
-    is the largest of its rank and never empty, because only the last micro-step communicates.
+    global_batch: at least the number of ranks.
+    batches: the maximum micro-batch size of each rank.
     """
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [1] * len(batches)
@@ -64,8 +64,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 class ElasticRun(Worker):
     """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
-    The leading rank is the first rank of the first node that takes part. After each step, the
-    leading rank stores the number of finished steps in the file `mark_path`.
+    After each step, the first rank of the first node stores the number of finished steps in the
+    file `mark_path`.
     """
 
     def __init__(self) -> None:
@@ -92,11 +92,10 @@ class ElasticRun(Worker):
     def patience_s(self) -> float:
         """Return how many seconds to wait for the other ranks to join.
 
-        A limit is necessary: if a machine is lost before all ranks have joined, torchrun does not
-        tell the workers. At the first start, the limit is the plan's `timeout_s`. After a restart,
-        all ranks start at the same time, so the limit is _LATE_S plus the start-up time of this
-        worker. The limit doubles after each failed attempt to join, up to `timeout_s`.
+        The limit is the plan's `timeout_s` at the first start. After a restart, when all ranks start
+        together, the limit is shorter, and doubles after each failed attempt to join.
         """
+        # torchrun does not tell the workers if a machine is lost before all ranks have joined
         starts = len(self.checkpoints.read("start"))
         if not starts:
             return self.plan.timeout_s
@@ -106,8 +105,7 @@ class ElasticRun(Worker):
     def restore(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore model, optimizer and loss scaler from the newest checkpoint, if there is one.
 
-        After a restore, torch's random seed depends on the run's seed, the rank and the step. Keys
-        of the result:
+        Keys of the result:
 
             step: number of finished steps; 0 without a checkpoint.
             restore_s, restore_bytes: seconds and size of the restore; None without a checkpoint.
@@ -137,8 +135,8 @@ class ElasticRun(Worker):
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        On the first rank of the run's first node, returns the values for the run's record. On other
-        ranks, returns {}. Raises FloatingPointError if the loss at a checkpoint is not finite.
+        The first rank of the run's first node returns the values for the run's record, other ranks {}.
+        Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)
@@ -189,9 +187,8 @@ class ElasticRun(Worker):
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The first rank of the run's first node writes the checkpoint. The loss of the step is the
-        sum of `partial_loss` over all ranks. If the loss is not finite, this rank raises
-        FloatingPointError instead.
+        The loss of the step is the sum of `partial_loss` over all ranks. The first rank of the run's
+        first node writes the checkpoint, or raises FloatingPointError if the loss is not finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
@@ -204,7 +201,7 @@ class ElasticRun(Worker):
 def main() -> None:
     """Run this rank as a worker process of torchrun.
 
-    Exits with 0 after the last step. Otherwise, the last line of the log states the reason.
+    Exits with 0 after the last step. After a failure, the last line of the log states the reason.
     """
     die_with_parent()
     run = ElasticRun()

@@ -38,11 +38,13 @@ class WorkloadError(Exception):
 class LoadedWorkload:
     """The model, loss, batch function and optimizer that an entrypoint returned.
 
-    `make_batch(batch)` returns (inputs, target) with `batch` samples. `loss(model(inputs), target)`
-    is the mean loss of these samples. Model, loss and batches are on `device`. If `shared` is True,
-    the model is in host memory until a strategy shards the model. `loader` is the source of batches
-    if the entrypoint returned a DataLoader, else None. `waited_s` is the total number of seconds
-    spent on making batches or waiting for batches.
+    Model, loss and batches are on `device`.
+
+    make_batch: a function; `make_batch(batch)` returns (inputs, target) with `batch` samples.
+    loss: a function; `loss(model(inputs), target)` is the mean loss of the samples.
+    loader: the source of batches if the entrypoint returned a DataLoader, else None.
+    shared: True if the model stays in host memory until a strategy shards the model.
+    waited_s: total seconds spent on making batches or waiting for batches.
     """
 
     model: nn.Module
@@ -61,7 +63,7 @@ class LoadedWorkload:
     def loss_of(self, module: nn.Module, batch: int) -> Tensor:
         """Make a batch of `batch` samples, and return its mean loss.
 
-        `module` is the model, or the module into which a strategy such as DDP wrapped it.
+        module: the model, or the module into which a strategy such as DDP wrapped the model.
         """
         started = time.perf_counter()
         inputs, target = self.make_batch(batch)
