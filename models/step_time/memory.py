@@ -191,8 +191,8 @@ class MemoryModel:
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The activation bytes are the lowest of all estimates, from the facts and from each run; NaN
-        without facts and runs.
+        The activation bytes are the lowest of several estimates, from the facts and from each run.
+        Without facts and runs, they are NaN.
         """
         # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes

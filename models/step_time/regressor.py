@@ -109,7 +109,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         A cell is a workload in one mode on one kind of device.
 
         X: all rows.
-        log_s, weight: (rows,) log step seconds, and numbers of runs that the rows stand for.
+        log_s: (rows,) log step seconds.
+        weight: (rows,) numbers of runs that the rows stand for.
         picked: the rows from which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])

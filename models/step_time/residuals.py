@@ -73,8 +73,8 @@ def fit_neighbours(
     """Fit a Gaussian process to the residuals of a cell, and calibrate its standard deviations.
 
     A cell is a workload in one mode on one kind of device. Calibration multiplies all standard
-    deviations by one factor, so that they match the cross-validation errors. Also returns the
-    calibrated standard deviations.
+    deviations by one factor to match the cross-validation errors. Returns the process with the
+    range of its corrections, and the calibrated standard deviations.
 
     Args:
         rows: the rows of the cell.

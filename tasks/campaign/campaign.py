@@ -112,9 +112,9 @@ def within(
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
     With a model in use (`champion`), launches are chosen anew after each launch, from all
-    measurements so far. Without a model, they are chosen anew after a whole list of launches. If
-    [campaign] elastic_runs is set, the last launches measure how much time a workload loses when a
-    local machine is lost.
+    measurements so far. Without a model, launches are chosen anew after a whole list. If [campaign]
+    elastic_runs is set, the last launches measure how much time a workload loses when a local
+    machine is lost.
     """
     lists = 0
     while lists < MOST_LISTS:

@@ -233,9 +233,9 @@ def _judge(
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Returns 0 if they were imported before. Emulated EC2 also gets no import, because emulated
-    machines differ from the measured machines. Raises WarehouseError if the warehouse cannot be
-    written.
+    Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated:
+    emulated machines differ from the measured machines. Raises WarehouseError if the warehouse
+    cannot be written.
     """
     warehouse = workspace.warehouse
     known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)  # also if forgotten later

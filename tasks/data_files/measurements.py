@@ -1,7 +1,7 @@
 """Read measurements, and facts of workloads, from CSV or Parquet files (docs/data-files.md).
 
-Facts are numbers such as parameters and FLOPs. A single bad value makes the whole file refused. The
-error names the line (or row), the column and the reason for each bad value.
+Facts are numbers such as parameters and FLOPs. The whole file is refused if a single value is bad.
+The error names the line (or row), the column and the reason for each bad value.
 """
 
 import csv

@@ -306,10 +306,7 @@ class DataCarrier:
 
 
 def fetch_s(plan: DataPlan) -> float:
-    """Return the estimated seconds that a machine needs to download the data of `plan`.
-
-    The seconds are 0 for data of unknown size.
-    """
+    """Return the estimated seconds to download the data of `plan` to a machine; 0 if unknown."""
     if not plan.place.startswith(S3):
         return 0.0
     return (plan.size or 0) / FETCHED_BYTES_PER_S + len(plan.files or ()) / FETCHED_FILES_PER_S

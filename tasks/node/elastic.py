@@ -92,8 +92,8 @@ class ElasticRun(Worker):
     def patience_s(self) -> float:
         """Return how many seconds to wait for the other ranks to join.
 
-        The limit is the plan's `timeout_s` at the first start. After a restart, when all ranks start
-        together, the limit is shorter, and doubles after each failed attempt to join.
+        The limit is the plan's `timeout_s` at the first start. After a restart, when all ranks
+        start together, the limit is shorter, and doubles after each failed attempt to join.
         """
         # torchrun does not tell the workers if a machine is lost before all ranks have joined
         starts = len(self.checkpoints.read("start"))
@@ -135,8 +135,8 @@ class ElasticRun(Worker):
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        The first rank of the run's first node returns the values for the run's record, other ranks {}.
-        Raises FloatingPointError if the loss at a checkpoint is not finite.
+        The first rank of the run's first node returns the values for the run's record. The other
+        ranks return {}. Raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)
@@ -187,8 +187,9 @@ class ElasticRun(Worker):
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The loss of the step is the sum of `partial_loss` over all ranks. The first rank of the run's
-        first node writes the checkpoint, or raises FloatingPointError if the loss is not finite.
+        The loss of the step is the sum of `partial_loss` over all ranks. The first rank of the
+        run's first node writes the checkpoint, or raises FloatingPointError if the loss is not
+        finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
