@@ -122,8 +122,8 @@ def build(
     computing: the precision, and the device on which the workload computes.
     shared: True to leave the model in host memory until a strategy shards it.
 
-    If the entrypoint returns a DataLoader instead of a batch function, the caller must call `close`
-    of the result to end the worker processes.
+    If the entrypoint returns a DataLoader, the caller must call `close` of the result to end the
+    worker processes.
 
     Raises:
         WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.

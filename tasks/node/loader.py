@@ -9,8 +9,8 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 
 A dataset may have a sample cache (data_cache.py), which the first epoch of a training fills. Steps
 are timed with a full cache. To fill the cache quickly, the loader reads only a few samples, and
-draws all batches from these samples. The cache's size limit is reduced in proportion, so that the
-cached fraction of the samples is the same as in a real training.
+draws all batches from these samples. The cache's size limit is reduced in proportion, to cache the
+same fraction of the samples as a real training.
 """
 
 import os

@@ -120,7 +120,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 def thread_counters() -> list[float]:
     """Return this thread's [wall time, CPU time, time of waiting for a CPU] in seconds.
 
-    The waiting time is 0 if the kernel does not show it (see proc(5)).
+    The waiting time is 0 if the kernel does not report this time (see proc(5)).
     """
     queued_s = 0.0
     with suppress(OSError):

@@ -132,9 +132,9 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    The result is the sum over the cards in `efa_cards`, or the rate of the first card if the type
-    does not support EFA. The result is at most the rate that EC2 states for the whole machine.
-    Raises ValueError if a rate is unknown.
+    The result is the sum of the rates of the cards in `efa_cards`. Without EFA, the rate of the
+    first card counts. The result is at most the rate that EC2 states for the whole machine. Raises
+    ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)

@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
 A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of machines of one type. Every request is written to the lease,
-the file that records the launch, before it is sent. The machines of a failed attempt are ended
-before the next attempt.
+CreateFleet request for each group of machines of one type. Before a request is sent, the lease (the
+file that records the launch) gets an entry for the request. The machines of a failed attempt are
+ended before the next attempt.
 """
 
 import threading
@@ -404,9 +404,9 @@ class Ec2Cluster(RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return False if EC2 reports that the machine has ended, or no longer lists it.
+        """Return False if EC2 reports that the machine has ended, or no longer lists the machine.
 
-        Returns True for a machine that EC2 has never listed, because it may be new.
+        Returns True for a machine that EC2 has never listed, because the machine may be new.
         """
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
