@@ -130,13 +130,14 @@ class Item:
         between runs with the same seed, nodes, devices and batches.
     elastic: train `most_steps` steps while nodes, except the first node, may be lost. The run is
         the only run of its plan, with ddp and without switches. The nodes that are present divide
-        the global batch. A checkpoint is written every `checkpoint_every` steps. After a loss, the
-        remaining nodes wait `wait_s` seconds for a replacement.
+        the global batch. A checkpoint is written every `checkpoint_every` steps. When a node is
+        lost, the other nodes wait `wait_s` seconds for a replacement.
 
     Other fields:
 
     nodes: indices of the nodes that take part, in ascending order.
-    devices: the number of devices that the run uses on each of `nodes`. Empty means one per node.
+    devices: the number of devices that the run uses on each of `nodes`. Empty means one device per
+        node.
     batches: the samples per device and micro-step on each of `nodes`. For profile, the batch sizes
         to profile, in ascending order.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
