@@ -118,21 +118,14 @@ def build(
 ) -> LoadedWorkload:
     """Call the workload's entrypoint, and return the model, loss, batch function and optimizer.
 
-    All ranks get equal weights but draw different data.
-
     folder: the folder with the workload's Python file or unpacked archive.
     workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
-    seed: the seed of the weights. The seed of the data also depends on `rank`.
+    seed: the seed of the weights, which are equal on all ranks. Each rank draws different data.
     computing: the precision, and the device on which the workload computes.
-    shared: True if the strategy shards the model. The model then stays in host memory, because the
-        whole model may not fit on a device.
+    shared: True to leave the model in host memory until a strategy shards it.
 
-    The device is torch's default device while the batch function and the entrypoint run. If
-    `shared` is True, the default device of the entrypoint is the CPU. Afterwards, model, loss and
-    batches are moved to the device.
-
-    The entrypoint may return a DataLoader instead of a batch function (see loader.py). The caller
-    must then call `close` of the result to end the worker processes.
+    If the entrypoint returns a DataLoader, the caller must call `close` of the result to end the
+    worker processes.
 
     Raises:
         WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.
@@ -188,9 +181,8 @@ def build(
 def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     """Import the workload's Python module, and return it.
 
-    If `workload.module` is set, this module is imported, and its code runs only once in a process.
-    Otherwise, every call runs the workload's code file again. Raises WorkloadError if the code file
-    is not a Python file. Also raises the errors of the user's code.
+    Raises WorkloadError if the code file is not a Python file. Also raises the errors of the user's
+    code.
     """
     if workload.module:
         root = str(folder / workload.folder)
@@ -210,11 +202,11 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the last line of the workload's code in the traceback of `error`.
+    """Return where in the workload's code `error` was raised; "" if the traceback does not show it.
 
-    The result looks like "mine.py, line 14, in make_batch". It is "" if the traceback has no such
-    line. Also searches the tracebacks in the error messages of DataLoader workers.
+    The result looks like "mine.py, line 14, in make_batch".
     """
+    # an error of a DataLoader worker has the worker's traceback in its message
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     for file, line, function in reversed(frames):
         if workload.folder:
@@ -230,8 +222,8 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
-    If `made_there` is True, `device` is torch's default device while `make_batch` runs. If
-    `make_batch` is a loader, `made_there` is False, and the batches are made in host memory.
+    made_there: True to make `device` torch's default device while `make_batch` runs. Pass False for
+        a loader, which makes batches in host memory.
     """
     if device.type == "cpu":
         return make_batch
@@ -247,8 +239,8 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 def try_once(built: LoadedWorkload, batch: int) -> None:
     """Run one forward and backward pass on this rank alone, to find errors before any collective.
 
-    If a strategy shards the model, only a batch is made, because the whole model may not fit on a
-    device. Raises the errors of torch and of the user's code.
+    If a strategy shards the model, this function only makes a batch, because the whole model may
+    not fit on a device. Raises the errors of torch and of the user's code.
     """
     if built.shared:
         built.make_batch(batch)

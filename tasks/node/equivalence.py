@@ -9,8 +9,7 @@ off, because tensor parallelism and ddp draw different dropout masks. The check 
 the first step. A wrong update of the weights shows in the last step.
 
 To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. `spread`
-is the largest difference between the losses of the two ddp trainings, up to this step. It shows how
-much the losses change because of rounding, and of random numbers without a seed.
+is the largest difference so far between the losses of the two ddp trainings.
 """
 
 import copy
@@ -45,8 +44,8 @@ _MEMORY_OF_DDP = 8
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
     """Compare the losses of two short trainings: with the strategy of the run `item`, and with ddp.
 
-    Every rank must call this function. If ddp cannot train the model on this machine, the reason is
-    printed and nothing is compared.
+    Every rank must call this function. If ddp cannot train the model on this machine, this function
+    only prints the reason.
 
     build: builds the workload on this rank. Its argument `shared` is True if the strategy shards
         the model.
@@ -60,8 +59,9 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
         """Train with strategy `name`, and return the loss of each step as a mean over ranks.
 
-        The loss is infinite after training has diverged. If `disturbed` is True, each weight is
-        first changed by a rounding error.
+        The losses after training has diverged are infinite.
+
+        disturbed: True to change each weight by a rounding error before training.
         """
         built = build(shared=name in SHARDED)
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself

@@ -3,8 +3,8 @@
 An item is one run of the plan. A node runs its items one after another, even if they use different
 devices. Different nodes run single-node items at the same time, because these items use no network.
 A multi-node item runs alone: all earlier items end before its start, and later items start after
-its end. When an item ends, its first rank sets a key of the shared TCPStore. Other ranks block on
-this key to wait for the item, which needs no CPU time.
+its end. When an item ends, its first rank sets a key of the shared TCPStore. Other ranks wait for
+this key without using CPU time.
 """
 
 import json
@@ -49,8 +49,7 @@ _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 class Worker:
     """A process of torchrun on one device of a machine, which runs the plan on this device.
 
-    reports: True for the first rank of a node. It writes armed-<a>.json and progress.json, where
-        <a> is the number of the attempt.
+    reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
     described: the device, in the form in which records describe it.
     """
 
@@ -71,9 +70,9 @@ class Worker:
     def load(self, item: Item, *, shared: bool = False) -> LoadedWorkload:
         """Build the workload of the run `item` on this rank.
 
-        The agent has already unpacked the workload's archive with `node.prepare`. Pass `shared` =
-        True if the strategy shards the model (see `build`). Raises the errors of `data_path`,
-        `Arithmetic` and `build`.
+        shared: True to leave the model in host memory until a strategy shards it.
+
+        Raises the errors of `data_path`, `Arithmetic` and `build`.
         """
         workload = self.plan.workload(item)
         assert workload is not None
@@ -89,9 +88,8 @@ class Worker:
     def wait_for_go(self, armed: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the controller's file `go-<attempt>.json`, and return its content.
 
-        The first rank of a node first writes `armed` to the file `armed-<attempt>.json`, to tell
-        the controller that it waits. After a restart of the workers, the controller's file already
-        exists.
+        To tell the controller that a node waits, its first rank writes `armed` to
+        `armed-<attempt>.json`.
         """
         if self.reports:
             self.report(f"armed-{self.plan.attempt}.json", armed)
@@ -127,7 +125,7 @@ class Worker:
     def report(self, name: str, body: Mapping[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
 
-        If that fails, this process ends.
+        If the file cannot be written, this process ends.
         """
         path = self.mailbox / f"node-{self.node}" / name
         try:
@@ -144,19 +142,17 @@ class Launch(Worker):
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     devices: the device of each rank.
-    written: names of workloads. This rank has timed writing a checkpoint of each.
-    equal: settings whose losses were equal to those of ddp, so that they are not compared again.
-        Each entry is a text with workload, strategy, precision and ranks.
-    order: the nodes in the order of the all-reduce ring, in which each rank sends to the next rank.
-        Empty means the order of ranks.
-    pairs: the result of probe.pairs, which measures the links between machines. It is empty if the
-        links were not measured. Only the first rank of each machine has it.
+    written: names of the workloads for which this rank has timed writing a checkpoint.
+    equal: the settings that have passed the comparison with ddp. Each entry is a text with
+        workload, strategy, precision and ranks.
+    order: the nodes in the order of the all-reduce ring. Empty means ascending order.
+    pairs: the links between machines, measured by probe.pairs. Only the first rank of each machine
+        has them.
     """
 
     def __init__(self) -> None:
-        """Join the process groups of all ranks and of each run, and run tiny training steps.
+        """Join the process groups of all ranks and of each run, and warm up torch.
 
-        These steps load much of torch, which would otherwise slow down the first measured step.
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """
         super().__init__()
@@ -186,7 +182,7 @@ class Launch(Worker):
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
         """Create the process group of `ranks`. Every rank of the launch must call this method.
 
-        `order` has keyword arguments for torch's `new_group`.
+        order: keyword arguments for torch's `new_group`.
         """
         timeout: Any = timedelta(seconds=self.plan.timeout_s)
         group: dist.ProcessGroup = dist.new_group(
@@ -195,10 +191,9 @@ class Launch(Worker):
         return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Recreate the runs' process groups with the nodes in the order that `go` contains.
+        """Recreate the runs' process groups with the nodes in the ring order `go["order"]`.
 
-        `go` is the content of `go-<attempt>.json`. If its `order` is empty, no group is recreated.
-        Every rank must call this method.
+        Every rank must call this method. `go` is the content of `go-<attempt>.json`.
         """
         self.order, ranks = go["order"], self.plan.ranks_of
         ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
@@ -207,10 +202,10 @@ class Launch(Worker):
                 self.groups[members] = self._group(ring, sort_ranks=False)
 
     def placed(self, item: Item) -> Item:
-        """Return a copy of `item` whose nodes are in the order of the all-reduce ring.
+        """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
 
-        The nodes' devices and batches are reordered too. Returns `item` itself if no ring order is
-        set, or if the run has fewer than LEAST_ORDERED nodes.
+        The result is `item` itself if no ring order is set, or if the run has fewer than
+        LEAST_ORDERED nodes.
         """
         if not self.order or len(item.nodes) < LEAST_ORDERED:
             return item
@@ -233,9 +228,9 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[Any]) -> list[Any]:
-        """Return `values` sorted by rank.
+        """Reorder `values` from the order of the all-reduce ring to rank order.
 
-        `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
+        `values` has one value per rank of the run `item`.
         """
         ring = self.plan.ranks_of(self.placed(item))
         return [value for _, value in sorted(zip(ring, values, strict=True))]
@@ -263,10 +258,8 @@ class Launch(Worker):
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Run two tiny training steps in the process group `alone`, which has only this rank.
-
-    The first step of a process takes about a second of CPU time, which no measurement may include.
-    """
+    """Warm up torch with two tiny training steps in `alone`, a process group of only this rank."""
+    # A process's first step takes about a second of CPU time, which no measurement may include.
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
     parallel = DistributedDataParallel(model, process_group=alone)
@@ -278,8 +271,8 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """Return one line: the error's type, the start of its message, and the place in user code.
 
-    The place is the last traceback entry in the code of `workload`, such as "mine.py, line 14, in
-    make_batch". Without such an entry, the line has no place.
+    An example is "ValueError: bad shape (mine.py, line 14, in make_batch)". If `workload` is None,
+    the line has no place.
     """
     text = str(getattr(error, "msg", error)).strip()  # `msg` of a SyntaxError omits the line
     lines = text.splitlines() or [""]

@@ -1,14 +1,16 @@
 """Rebuild a workload's DataLoader for a new batch size, and control its worker processes.
 
-The rebuilt loader keeps the user's settings, except for the batch size and the timeout. The timeout
-is at most _MAX_WAIT_S. A map-style dataset is sampled at random with replacement, with a different
-seed on each rank. When an iterable dataset ends, the loader starts again. An incomplete last batch
-is dropped.
+The rebuilt loader keeps the user's settings, with these exceptions:
 
-A dataset may have a sample cache (data_cache.py), which the first epoch fills. Steps are timed with
-a full cache, as in later epochs. To fill the cache quickly, only a few samples are read, and all
-batches are drawn from these samples. The cache's size limit is reduced in proportion. The cached
-fraction of the samples is therefore the same as in a real training.
+- The timeout is at most _MAX_WAIT_S.
+- A map-style dataset is sampled at random with replacement, with a different seed on each rank.
+- An iterable dataset starts again when it ends.
+- An incomplete last batch is dropped.
+
+A dataset may have a sample cache (data_cache.py), which the first epoch of a training fills. Steps
+are timed with a full cache. To fill the cache quickly, the loader reads only a few samples, and
+draws all batches from these samples. The cache's size limit is reduced in proportion, to cache the
+same fraction of the samples as a real training.
 """
 
 import os
@@ -50,10 +52,10 @@ class LoaderError(Exception):
 class Loader:
     """The source of a rank's batches: `loader(batch)` returns the next batch of `batch` samples.
 
-    It rebuilds the user's DataLoader `given` for each new batch size. `workers` is the number of
-    worker processes. Its initial value is `given.num_workers`. The constructor raises LoaderError
-    if `given` overrides `__iter__` or has no `batch_size`, because its batch size cannot be
-    changed.
+    given: the user's DataLoader, which is rebuilt for each new batch size.
+    workers: the number of worker processes. 0 means that this process loads the batches.
+
+    The constructor raises LoaderError if `given` overrides `__iter__` or has no `batch_size`.
     """
 
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
@@ -75,9 +77,8 @@ class Loader:
     def __call__(self, batch: int) -> tuple[Any, Any]:
         """Return the inputs and the target of the next `batch` samples.
 
-        When the data end, the loader starts again with the first batch. Raises LoaderError if the
-        data have no complete batch, or if a batch does not have `batch` samples. Also raises the
-        errors of torch and of user code.
+        Raises LoaderError if the data have no complete batch, or if a batch does not have `batch`
+        samples. Also raises the errors of torch and of user code.
         """
         if self._rebuilt is None or self._rebuilt.batch_size != batch:
             self.close()
@@ -100,8 +101,8 @@ class Loader:
     def as_in_later_epochs(self) -> None:
         """Fill the dataset's sample caches, so that loading is as fast as in later epochs.
 
-        Only a few samples are cached, and later batches are drawn from these samples. Does nothing
-        if the dataset has no cache. Raises the errors of the dataset.
+        Afterwards, all batches are drawn from the few samples that are cached. Raises the errors of
+        the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))
@@ -129,13 +130,13 @@ class Loader:
         return getattr(self._iterator, "_workers", [])
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the worker processes. torch reports dead workers at the next batch."""
+        """Send a signal to the worker processes."""
         for process in self.processes:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # torch reports a dead worker at the next batch
                 os.kill(process.pid, number)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End the worker processes. The next batch starts new ones."""
+        """End the worker processes. The next batch starts new processes."""
         self.signal(signal.SIGCONT)
         # torch shuts the workers down only when the iterator is deleted
         processes, iterator = self.processes, self._iterator
@@ -152,7 +153,7 @@ class Loader:
         """Return a DataLoader with the user's settings and batch size `batch`.
 
         Raises LoaderError if a map-style dataset has fewer samples than a batch, and TypeError if
-        it has no length.
+        the dataset has no length.
         """
         given, dataset = self.given, self.given.dataset
         options: dict[str, Any] = {name: getattr(given, name) for name in _KEPT}
@@ -181,11 +182,10 @@ class Loader:
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Set up a loader worker process, and call the user's `worker_init_fn`, if any.
+    """Set up a loader worker process that ends with its rank, and call the user's `worker_init_fn`.
 
     begin: the user's `worker_init_fn`, or None.
     folder: the folder for the sockets through which the worker returns batches.
-    The worker ends when its rank ends.
     """
     die_with_parent()
     tempfile.tempdir = folder
@@ -204,12 +204,7 @@ def _folder_of_sockets() -> str:
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the sample caches (data_cache.py) that a dataset contains.
-
-    The dataset, its attributes and the first _MAX_ITEMS items of lists are searched recursively. A
-    cache is recognised by its method `begin_part`, because a user's copy of data_cache.py defines a
-    different class.
-    """
+    """Yield the sample caches (data_cache.py) in a dataset, its attributes and its lists."""
     seen: set[int] = set()
     left = [dataset]
     while left:
@@ -217,6 +212,7 @@ def _caches(dataset: Any) -> Iterator[Any]:
         if id(item) in seen or not hasattr(type(item), "__getitem__"):
             continue
         seen.add(id(item))
+        # not isinstance, because a user's copy of data_cache.py defines a different class
         if hasattr(type(item), "begin_part"):
             yield item
         left += getattr(item, "__dict__", {}).values()
@@ -227,7 +223,7 @@ def _caches(dataset: Any) -> Iterator[Any]:
 def sizes(data: Any) -> set[int]:
     """Return the sizes of all dimensions of tensors, and the lengths of all lists, in `data`.
 
-    `data` is the inputs or the target of a batch. The batch size must be among these sizes.
+    `data` is the inputs or the target of a batch.
     """
     if isinstance(data, Tensor):
         return set(data.shape)
@@ -241,7 +237,7 @@ def sizes(data: Any) -> set[int]:
 def worker_deaths_ignored() -> Iterator[None]:
     """Return a context manager that disables torch's handler for dead loader workers.
 
-    The handler could raise an error that hides the error that is being reported.
+    An error of this handler could hide the error that is being reported.
     """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -252,10 +248,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Return a context manager that resumes the loader's workers on entry, and pauses them on exit.
-
-    Workers thus load batches only while steps are measured. Does nothing if `loader` is None.
-    """
+    """Return a context manager in which the loader's workers run, and after which they pause."""
     if loader is not None:
         loader.signal(signal.SIGCONT)
     yield

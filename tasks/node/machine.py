@@ -35,10 +35,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the model name of each NVIDIA GPU, as the driver reports it.
-
-    The list is empty if there is no driver, or if CUDA_VISIBLE_DEVICES is set to "".
-    """
+    """Return the model name of each NVIDIA GPU, as the driver reports it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))

@@ -1,12 +1,13 @@
 """Decide when a measurement is repeated because of a busy host, and when it is precise enough.
 
 Steps are timed in blocks of consecutive steps. Other tenants of the host disturb these times in two
-ways. First, the hypervisor may not run a virtual CPU that is ready to run. /proc/stat counts this
-time as stolen (see proc(5)). Stolen time comes in phases of seconds to minutes. A block with much
-stolen time is therefore repeated. The run's record has the stolen fraction of the other blocks.
-Second, other tenants fill shared caches and lower the clock rate, which stolen time does not show.
-Therefore a fixed reference computation (reference.py) is timed before and after each block. Its
-time shows both effects.
+ways:
+
+- The hypervisor does not run a virtual CPU that is ready to run. /proc/stat counts this time as
+  stolen (see proc(5)). Stolen time comes in phases of seconds to minutes, so a block with much
+  stolen time is repeated.
+- Other tenants fill shared caches and lower the clock rate, which stolen time does not show.
+  Therefore a fixed reference computation (reference.py) is timed before and after each block.
 """
 
 import math
@@ -39,21 +40,19 @@ class NotMeasured(Exception):
 
 @dataclass
 class Patience:
-    """Repeats disturbed measurements while time is left, and collects figures of accepted blocks.
+    """Repeats disturbed blocks while time is left, and collects figures of accepted blocks.
 
-    A block is a group of consecutive steps. It is disturbed if the hypervisor took at least the
-    fraction DISTURBED of a machine's CPU time. A disturbed block is repeated. When no time is left,
-    the last repetition is accepted, even if it is disturbed.
+    A block is a group of consecutive steps. A block is disturbed if the hypervisor took at least
+    the fraction DISTURBED of a machine's CPU time. When no time is left, every block is accepted.
 
-    left_s: seconds left for repeated measurements.
-    taken: the CPU time that the hypervisor took, in clock ticks.
-    wanted: the sum of `taken` and the used CPU time, in clock ticks.
+    left_s: seconds left for repetitions.
+    taken: CPU time that the hypervisor took, in clock ticks, summed over accepted blocks.
+    wanted: `taken` plus the used CPU time, in clock ticks.
     reference: a fixed computation to time before and after each block.
-    references: a list with one time per rank in seconds, for each accepted block. The time is the
+    references: for each accepted block, a list with one time per rank in seconds. The time is the
         mean of the two reference computations before and after the block.
 
-    `taken` and `wanted` are sums over accepted blocks. For each block, they count only the machine
-    with the largest stolen fraction.
+    For each block, `taken` and `wanted` count only the machine with the largest ratio of both.
     """
 
     left_s: float = 0.0
@@ -66,27 +65,25 @@ class Patience:
     def taken_share(self) -> float:
         """Return the fraction of CPU time that the hypervisor took in the run's accepted blocks.
 
-        A block that was repeated is not accepted. Returns 0 if the accepted blocks have too few CPU
-        ticks for a precise fraction.
+        Returns 0 if the accepted blocks have too few CPU ticks for a precise fraction.
         """
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Clear the figures of the previous run. Keep `left_s`, which a launch's runs share."""
+        """Clear the figures of the previous run, but keep `left_s`, which a launch's runs share."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
         """Return the values about the reference computation for the run's record.
 
-        `used` lists the number of devices of each machine. Returns {} if no block was measured,
-        else a dictionary with these keys:
+        `used` lists the number of devices of each machine. The result has these keys:
 
-        reference_s: a list with one time in seconds per machine. It is the median over blocks, on
-            the machine's slowest device.
+        reference_s: one time per machine in seconds. The time is the median over blocks, on the
+            machine's slowest device.
         reference_blocks: the number of blocks.
-        reference_spread: the variation between blocks. For each device, it is the standard
-            deviation divided by the median. Devices are combined by the root mean square.
+        reference_spread: the standard deviation over blocks divided by the median, combined over
+            devices by the root mean square.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:
@@ -106,8 +103,8 @@ class Patience:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
         A machine is disturbed if the hypervisor took at least the fraction DISTURBED of its CPU
-        time during the call. Every rank of `group` must call this method. All ranks decide from the
-        same gathered numbers, so they make the same number of calls.
+        time during the call. Every rank of `group` must call this method. All ranks make the same
+        number of calls.
         """
         while True:
             reference_s = self.reference.seconds()
@@ -132,8 +129,10 @@ class Patience:
 def processor_ticks() -> tuple[float, float]:
     """Return (stolen, wanted) CPU ticks of this machine since boot.
 
-    The hypervisor took the stolen ticks. Wanted ticks are the sum of used and stolen ticks. Both
-    counts are 0 if the kernel does not count stolen ticks.
+    stolen: the ticks that the hypervisor took.
+    wanted: the used ticks plus the stolen ticks.
+
+    Both are 0 if the kernel does not count stolen ticks.
     """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
@@ -163,10 +162,10 @@ def median_error(values: Sequence[float]) -> float:
 def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[_Result]:
     """Return the middle half of `values`, in ascending order of `key`.
 
-    The mean of these values is the interquartile mean. It varies less than the median if a CPU
-    quota pauses short computations. A computation then takes one of two durations: it runs without
-    a pause, or it waits for the next quota period. The median jumps between these durations.
+    The mean of these values is the interquartile mean.
     """
+    # If a CPU quota pauses short computations, each takes one of two durations. The median jumps
+    # between these durations, and the interquartile mean varies less.
     ordered = sorted(values, key=key)
     cut = len(ordered) // 4
     return ordered[cut : len(ordered) - cut]
@@ -187,13 +186,13 @@ def drift(values: Sequence[float]) -> float:
 def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float) -> int:
     """Return the number of steps in the next block of a measurement; 0 if the measurement ends.
 
-    `seconds` has the time of each step so far. The measurement ends after `most` steps, or when
-    `left_s` is not positive. It also ends after `least` steps if the step time is precise. The step
-    time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift` is below
-    DRIFT.
+    seconds: the time of each step so far.
+    least: the measurement ends after `least` steps if the step time is precise.
+    most: the measurement always ends after `most` steps.
+    left_s: the measurement ends when no seconds are left, but not before the first block.
 
-    At least one step is always measured. A block has max(2, `least` // 2) steps, but never more
-    than the steps left until `most`.
+    The step time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift`
+    is below DRIFT.
     """
     count = len(seconds)
     if count and (count >= most or left_s <= 0):
@@ -204,6 +203,6 @@ def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Wait at a barrier for all ranks of `group`. Does nothing if `group` is None."""
+    """Wait at a barrier for all ranks of `group`, unless `group` is None."""
     if group is not None:
         dist.barrier(group=group)

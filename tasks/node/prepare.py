@@ -1,10 +1,9 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
 Run as `python -m node.prepare PYTHON ...`. After the preparation, this process replaces itself by
-the command `PYTHON ...`. If the workloads have requirements, the command runs with the Python of
-their environment. It runs in the workloads' folder, with their environment variables. If the
-preparation fails, every run of the plan that needs the machine fails. This module imports only the
-standard library.
+the command `PYTHON ...`, in the workloads' folder and with their environment variables. If the
+workloads have requirements, the Python of their environment replaces PYTHON. This module imports
+only the standard library.
 """
 
 import os
@@ -44,8 +43,7 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 def main() -> NoReturn:
     """Prepare the machine, then replace this process by the command in its arguments.
 
-    If the preparation fails, write a failed record for every run on this node, and exit. The last
-    line of the log then states the reason.
+    If the preparation fails, write a failed record for every run on this node, and exit.
     """
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"

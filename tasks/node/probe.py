@@ -30,10 +30,12 @@ def probe(
 ) -> dict[str, Any]:
     """Time all-reduces of several sizes, and return the values for the run's record.
 
-    Returns {"rows": list}, with one row per message size. A row has the size `bytes`, and the time
-    `seconds` of an all-reduce. An all-reduce is repeated, and each repeat is timed on its slowest
-    rank. `seconds` is the interquartile mean of the repeats. Raises NotMeasured for a single
-    device.
+    Returns {"rows": list}. Each row is a dictionary for one message size:
+
+    bytes: the size of the message.
+    seconds: the time of an all-reduce on its slowest rank, as the interquartile mean of repeats.
+
+    Raises NotMeasured for a single device.
     """
     if group is None:
         raise NotMeasured("a probe of the network needs at least two devices")
@@ -49,10 +51,7 @@ def probe(
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Run `repeats` all-reduces, and return their times in seconds, each on its slowest rank.
-
-    All ranks first wait at a barrier. The all-reduces then follow without a pause.
-    """
+    """Run `repeats` all-reduces, and return their times in seconds, each on its slowest rank."""
     mine = []
     meet(group)
     for _ in range(repeats):
@@ -65,16 +64,14 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    Every rank of `group` must call this function. One pair of ranks exchanges messages at a time,
-    while all other ranks are idle. Each measurement is made SWEEPS times. Returns a dictionary with
-    three keys. Each value is a list with SWEEPS entries:
+    Every rank of `group` must call this function. Each measurement is made SWEEPS times, and each
+    value of the returned dictionary is a list with SWEEPS entries:
 
     latency_s: matrices of shape (n, n). Entry (i, j) is the time in seconds in which ranks i and j
-        send each other one byte. Both ranks measure this time, and the larger time counts.
+        send each other one byte.
     byte_s: matrices of shape (n, n) with the additional time per byte, in seconds.
     sharing: numbers that say how much pairs delay each other if they send at the same time. 0 means
-        not at all. 1 means as if all pairs shared one link. The slowest pairs that have no machine
-        in common are measured.
+        not at all. 1 means as if all pairs shared one link.
     """
     links = _Links(group)
     sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])
@@ -98,8 +95,9 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
 class _Links:
     """This rank's links to the other ranks of `group`.
 
-    Each link is measured with a message of one byte and a long message. `sizes[rank]` is the size
-    in bytes of the long message to `rank`. The size is 0 until the first sweep.
+    Each link is measured with a message of one byte and a long message.
+
+    sizes: the size in bytes of the long message to each rank; 0 until the first sweep.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -109,8 +107,7 @@ class _Links:
     def sweep(self) -> torch.Tensor:
         """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks), in seconds.
 
-        The first matrix has the latencies, and the second matrix the times per byte. Both ranks of
-        a pair measure their link, and the larger time is returned.
+        The first matrix has the latencies, and the second matrix the times per byte.
         """
         mine = torch.zeros(2, len(self.sizes), dtype=torch.float64)
         for pair in combinations(range(len(self.sizes)), 2):
@@ -128,8 +125,9 @@ class _Links:
     def sharing(self, together: dict[tuple[int, int], float]) -> float:
         """Return how much pairs delay each other when they send at the same time, from 0 to 1.
 
-        0 means not at all, and 1 means as if all pairs shared one link. `together` maps each pair
-        to its time in seconds when it sends alone.
+        0 means not at all, and 1 means as if all pairs shared one link.
+
+        together: {pair: time in seconds of an exchange in which only this pair sends}.
         """
         mine_s = 0.0
         meet(self.group)
@@ -144,8 +142,7 @@ class _Links:
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.
 
-        The size starts at _MIN_BYTES. It is doubled until an exchange takes _PAIR_S seconds, or
-        until it reaches _MAX_BYTES. Both ends of the link return the same size.
+        An exchange of this size takes at least _PAIR_S seconds, unless the size is _MAX_BYTES.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:
@@ -158,12 +155,8 @@ class _Links:
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Time two exchanges of `size` bytes with `peer`, and return the shorter time in seconds.
-
-        The first exchange is a warm-up and is not timed: some links send their first bytes faster
-        than their rate limit.
-        """
-        self._exchange_s(size, peer)
+        """Return the seconds of an exchange of `size` bytes with `peer`, after a warm-up."""
+        self._exchange_s(size, peer)  # some links send their first bytes faster than their limit
         return min(self._exchange_s(size, peer) for _ in range(2))
 
     def _exchange_s(self, size: int, peer: int) -> float:

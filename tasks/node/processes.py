@@ -24,7 +24,7 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent() -> None:
     """Make the kernel kill this process when its parent ends.
 
-    A later change of the process's user would clear this setting.
+    Call this function after any change of the process's user, which clears the setting.
     """
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -87,8 +87,9 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 def blame_rank(code: Any) -> int:
     """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
 
-    0: the process failed. Its code is in FAULTS, or is negative because a signal killed it.
-    1: any other code.
+    0: the process failed. Its code is in FAULTS, or is negative because a signal killed the
+        process.
+    1: any code that is not listed here.
     2: the process lost a peer (EXIT_LOST_PEER), so the cause is another process.
     """
     if code == EXIT_LOST_PEER:
@@ -99,17 +100,14 @@ def blame_rank(code: Any) -> int:
 def leave(code: int, message: str) -> NoReturn:
     """Print `message` in the form that `exit_reason` finds in a log, and exit with `code`.
 
-    The process exits without cleanup. Its sockets are closed, which wakes ranks that wait for it.
+    The process exits without cleanup, but its closed sockets wake the ranks that wait for it.
     """
     print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 
 
 def worker_exit_code(log: str) -> int | None:
-    """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
-
-    Returns None if the log has no exit code.
-    """
+    """Return the exit code of the rank that most likely caused a failure, from torchrun's log."""
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # torchrun ends the node's other ranks with SIGTERM and lists them too, so they have the
     # highest key.
@@ -121,10 +119,10 @@ def worker_exit_code(log: str) -> int | None:
 
 
 def exit_reason(log: str, worker_code: int | None) -> str:
-    """Return the reason of a failure from torchrun's log.
+    """Return the reason of a failure from torchrun's log; "" if the log has no message of a worker.
 
-    The reason is the last message of a worker that exited with `worker_code`, or else the last
-    message of any worker. It is "" if the log has no message.
+    The reason is the last message of a worker, if possible of a worker that exited with
+    `worker_code`.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

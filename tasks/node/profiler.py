@@ -37,14 +37,14 @@ def profile(
     """Profile the batch sizes of the run `item`, and return the values for its record.
 
     Batch sizes that exceed the device's memory are left out. Raises the out-of-memory error if the
-    smallest batch size exceeds the memory. A DataLoader loads its batches in this process, so that
-    the cost of loading is measured separately. `group` contains only this rank. It is needed to
-    measure DDP's buckets.
+    smallest batch size exceeds the memory.
+
+    group: a process group of only this rank, to measure DDP's buckets.
     """
     rows: list[Profile] = []
     if built.loader is not None:
         built.close()
-        built.loader.workers = 0  # in this process
+        built.loader.workers = 0  # load in this process, to measure the cost of loading
         built.loader.as_in_later_epochs()
     for batch in item.batches:
         try:
@@ -77,12 +77,17 @@ def profile(
 def _parts(built: LoadedWorkload, batch: int) -> Profile:
     """Time the phases of a step with `batch` samples, and measure the peak memory.
 
-    Returns a dictionary. `forward_s`, `backward_s` and `optimizer_s` are the times of the phases.
-    `input_s` is the time to make the batch. `forward_s` includes `input_s` and the time to clear
-    the gradients. `loading` lists the result of `_loading` for each repeat of the step.
+    The result has these keys:
 
-    Each time is the mean over the middle half of the repeats, sorted by total time. The times
-    therefore add up to a typical step.
+    forward_s: the forward pass, `input_s`, and the time to clear the gradients.
+    backward_s: the backward pass.
+    optimizer_s: the optimizer's step.
+    input_s: the time to make the batch.
+    batch: the number of samples.
+    peak_bytes: the peak memory.
+    loading: the result of `_loading` for each repeat of the step.
+
+    Each time in seconds is the mean over the middle half of the repeats, sorted by total time.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -115,7 +120,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 def thread_counters() -> list[float]:
     """Return this thread's [wall time, CPU time, time of waiting for a CPU] in seconds.
 
-    The waiting time is 0 if the kernel does not show it (see proc(5)).
+    The waiting time is 0 if the kernel does not report this time (see proc(5)).
     """
     queued_s = 0.0
     with suppress(OSError):
@@ -136,11 +141,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield 0, 1, 2, ..., a number for each repeat of a measurement, for about `max_s` seconds.
+    """Yield 0, 1, 2, ... for the repeats of a measurement, for about `max_s` seconds.
 
-    The first `left_out` repeats are a warm-up, whose times the caller does not use. At least
-    _MIN_REPEATS and at most _MAX_REPEATS repeats follow. The minimum applies even if `max_s` has
-    passed.
+    The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
+    repeats follow.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -163,9 +167,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
 
     bytes: the size of the bucket.
     ready_fraction: the time at which the bucket is ready, as a fraction of the backward pass's
-        time. It is the mean over several passes.
-
-    The first two passes are not measured, because DDP rebuilds its buckets after the first pass.
+        time.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)
@@ -180,6 +182,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
 
     module.register_comm_hook(None, note)
     passes = []
+    # DDP rebuilds its buckets after the first pass, so the first _REBUILD passes are left out.
     for _ in _repeats(clock_s, _REBUILD, _BUCKETS_S):
         built.optimizer.zero_grad(set_to_none=True)
         loss = built.loss_of(module, batch)

@@ -1,9 +1,9 @@
 """Define the plan that a controller writes, the records that nodes write back, and their JSON.
 
 The controller is the process that launched the nodes (machines). Controller and nodes exchange
-files through the mailbox. The mailbox is a folder or, for EC2, an S3 prefix. An attempt is one
-start of torchrun on all nodes that take part. In the file names below, `a` is the number of an
-attempt, counted from 1. This module imports only the standard library.
+files through the mailbox, which is a folder or, on EC2, an S3 prefix. An attempt is one start of
+torchrun on all nodes that take part. In the file names below, <a> is the number of the attempt,
+counted from 1. This module imports only the standard library.
 
     controller
         plan.json           the Plan; a new attempt starts when it is rewritten with a higher
@@ -59,20 +59,17 @@ ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices 
 class WorkloadFile:
     """A workload in a plan: a file with code, the function to call, and its arguments.
 
-    The mailbox is the folder through which the controller and the nodes exchange files.
-
     digest: hash of the code and its settings.
-    file: path in the mailbox of a Python file or a .tar.gz archive. A node unpacks the archive into
-        a folder.
-    source: path of the code file, as the user knows it. Without a `module`, a node loads this file
-        from the folder.
-    module: the module that a node imports, with the folder on Python's path.
+    file: path of a Python file, or of a .tar.gz archive that a node unpacks. The path is relative
+        to the mailbox, the folder that controller and nodes share.
+    source: path of the code file, as the user knows it. If `file` is an archive and `module` is
+        empty, a node loads this file.
+    module: the module that a node imports, with the unpacked folder on Python's path.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: the folder of the installed requirements; empty if the node installs them.
     env: environment variables for the code.
-    data: a folder or an S3 address; empty if the function takes no data. The function's argument
-        `data` is the path of the folder on the machine (see data.py).
+    data: a folder or an S3 address; empty if the function takes no data (see data.py).
     data_digest: identifies the data.
     """
 
@@ -97,23 +94,18 @@ class WorkloadFile:
 
     @property
     def process_key(self) -> tuple[Any, ...]:
-        """Return a tuple that is equal for workloads that can run in the same process.
-
-        The tuple has the folder, the requirements and the environment variables. It is empty for a
-        workload that needs none of these.
-        """
+        """Return a tuple that is equal for workloads that can run in the same process."""
         needs = (self.folder, self.requirements_digest, tuple(sorted(self.env.items())))
         return needs if any(needs) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: their name, their number, and the threads of each rank.
+    """Devices of one kind on one machine: required devices in a plan, used devices in a record.
 
-    In a plan, these are the devices that the machine must have. `name` is the provider's name of
-    the device, or CPU, or ANY. If `threads` is 0, a rank uses one thread per core.
-
-    In a record, these are the devices that a run used. `name` is the name that torch reports.
+    name: in a plan, the provider's name of the device, or CPU, or ANY. In a record, the name that
+        torch reports.
+    threads: the threads of each rank. In a plan, 0 means one thread per core.
     """
 
     name: str
@@ -133,22 +125,21 @@ class Item:
     profile: time the phases of a step for several batch sizes, on one device with ddp.
     probe: time all-reduces between devices.
     train: time training steps.
-    learn: record training losses. The `most_steps` steps are divided into `windows` groups of equal
-        length. The run stops after the group in which `most_s` seconds pass. Losses are comparable
+    learn: record the mean training loss of each of `windows` equal groups of the `most_steps`
+        steps. The run stops after the group in which `most_s` seconds pass. Losses are comparable
         between runs with the same seed, nodes, devices and batches.
-    elastic: train while nodes may be lost. The run is the only run of its plan, with ddp and
-        without switches. The nodes that are present divide the global batch. A checkpoint is
-        written every `checkpoint_every` steps, until `most_steps` steps are done. When a node is
-        lost, the other nodes wait `wait_s` seconds for a replacement. The first node must not be
-        lost.
+    elastic: train `most_steps` steps while nodes, except the first node, may be lost. The run is
+        the only run of its plan, with ddp and without switches. The nodes that are present divide
+        the global batch. A checkpoint is written every `checkpoint_every` steps. When a node is
+        lost, the other nodes wait `wait_s` seconds for a replacement.
 
     Other fields:
 
     nodes: indices of the nodes that take part, in ascending order.
-    devices: the number of devices that the run uses on each of `nodes`. Empty means one device on
-        each node. A run uses the first devices of a machine.
-    batches: the samples per device and micro-step on each of `nodes`. For profile, these are the
-        batch sizes to profile, in ascending order.
+    devices: the number of devices that the run uses on each of `nodes`. Empty means one device per
+        node.
+    batches: the samples per device and micro-step on each of `nodes`. For profile, the batch sizes
+        to profile, in ascending order.
     message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
     """
 
@@ -179,19 +170,13 @@ class Item:
 
     @property
     def batch_by_rank(self) -> list[int]:
-        """Return a list with the samples per micro-step of each rank.
-
-        All ranks of a node have the node's entry in `batches`.
-        """
+        """Return a list with the samples per micro-step of each rank."""
         pairs = zip(self.batches, self.used, strict=True)
         return [batch for batch, used in pairs for _ in range(used)]
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes without which the run fails.
-
-        These are all nodes of the run. An elastic run needs only its first node.
-        """
+        """Return the nodes that the run needs: all nodes, or the first node of an elastic run."""
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
@@ -199,15 +184,12 @@ class Item:
 class Plan:
     """The work of one launch of torchrun: node addresses, workloads and runs.
 
-    expected: the devices that each node must have. A node that lacks them fails.
+    expected: the devices that each node must have.
     port: torchrun's port on the first node is this number plus the attempt number.
-    timeout_s: seconds after which a collective fails. torch's default would be half an hour.
-    join_s: seconds that nodes wait for each other at the start. A new machine needs this time to
-        read torch from a slow disk. A node with GPUs first checks the GPUs, for up to `join_s` more
-        seconds.
+    timeout_s: seconds after which a collective fails.
+    join_s: seconds that nodes wait for each other at the start, and that a check of GPUs may take.
     prepare_s: seconds that nodes may take to install requirements.
-    patience_s: seconds available to repeat disturbed measurements. A measurement is disturbed if
-        the hypervisor took much CPU time.
+    patience_s: seconds for repeating measurements during which the hypervisor took much CPU time.
     ranks: the nodes that take part in this start of torchrun, in ascending order; empty means all.
     pairs: True if the machines first measure the link between each pair of machines.
     checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
@@ -240,10 +222,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the maximum seconds that a node waits until torchrun starts on the other nodes.
-
-        Before they start torchrun, the other nodes may check devices and install requirements.
-        """
+        """Return the maximum seconds that a node waits until torchrun starts on the other nodes."""
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
@@ -251,8 +230,8 @@ class Plan:
     def rank_counts(self) -> dict[int, int]:
         """Return {node: number of ranks} for the nodes that take part in this start of torchrun.
 
-        A node has one rank for each device of its largest run. torchrun numbers the ranks node by
-        node (static rendezvous). Raises ValueError if a run needs a node that does not take part.
+        A node has one rank for each device of its largest run. The nodes are in the order of
+        torchrun's ranks. Raises ValueError if a run needs a node that does not take part.
         """
         counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
         for item in self.items:
@@ -273,7 +252,7 @@ class Plan:
 
     @property
     def host(self) -> int:
-        """Return the first node that takes part. The other nodes connect to this node."""
+        """Return the first node that takes part, to which the other nodes connect."""
         return next(iter(self.rank_counts))
 
     def ranks_of(self, item: Item) -> tuple[int, ...]:
@@ -300,10 +279,7 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Return the mailbox folder, the plan and the node's index for this process.
-
-    The agent passes them in environment variables.
-    """
+    """Return the mailbox folder, the plan and the node's index from the environment variables."""
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
@@ -319,13 +295,12 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
-    problem: why the run failed; "" for a measured run. It decides the record's `status`, which is
-        "failed" or "measured".
+    problem: why the run failed; "" for a measured run.
     values: the measured values; a failed run has none.
     devices: the devices that the run used, one entry per node.
 
-    The record's `cause` is DATA if the workload's data were missing, else "". `fail_runs` sets
-    other causes. In a failed record, the cause "" means that the workload is at fault.
+    The `cause` of a failed record is DATA if the workload's data were missing, and "" if the
+    workload is at fault.
     """
     workload = plan.workload(item)
     return {
@@ -352,8 +327,11 @@ def fail_runs(
 ) -> NoReturn:
     """Write a failed record for each run that uses `node`, and exit with `code`.
 
-    `cause` is MACHINE if the machine lacks its devices, INSTALL if the package index did not
-    respond or the installation took too long, and "" if the workload is at fault.
+    `cause` is one of:
+
+    MACHINE: the machine lacks its devices.
+    INSTALL: the package index did not respond, or the installation took too long.
+    "": the workload is at fault.
     """
     for item in plan.items:
         if node in item.nodes:
@@ -375,9 +353,8 @@ def write_json(path: Path, body: Any) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically, so that readers never see an incomplete file.
 
-    The content is written to a temporary file in the same folder and flushed to disk, and the file
-    is renamed. A symbolic link at either path is replaced, not followed. Raises OSError if the file
-    cannot be written or renamed.
+    The content is flushed to disk. A symbolic link at `path` is replaced, not followed. Raises
+    OSError if the file cannot be written or renamed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")

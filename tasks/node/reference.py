@@ -1,8 +1,8 @@
 """Time a fixed computation beside each measurement, to show how fast the machine was at that time.
 
-The computation multiplies small matrices and copies memory. It is the same for every workload.
-Other tenants, shared caches and lower clock rates slow it down as they slow down training. Its
-times are comparable only between machines of one instance type.
+The computation multiplies small matrices and copies memory. Other tenants, shared caches and lower
+clock rates slow down the computation as they slow down training. Times are comparable only between
+machines of one instance type.
 """
 
 import torch
@@ -20,8 +20,7 @@ _LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter
 class Reference:
     """A fixed computation on one device, whose time shows how fast the machine is.
 
-    The matrices are allocated once. The computation always uses the number of threads that torch
-    had when the object was created.
+    The computation always uses the number of threads that torch had when the object was created.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,18 +33,13 @@ class Reference:
         self.seconds()
 
     def seconds(self) -> float:
-        """Return the mean time in seconds of one repetition of the fixed computation.
-
-        The matrix products use full float32 precision. The workload's precision and number of
-        threads are restored afterwards. The first repetition is not timed, because the caches still
-        hold the workload's data.
-        """
+        """Return the mean time in seconds of one repetition of the fixed computation."""
         before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")
         try:
             with torch.no_grad():
-                self._once()
+                self._once()  # not timed: the caches still hold the workload's data
                 started = now(self.device)
                 spent_s, count = 0.0, 0
                 while spent_s < _LEAST_S and count < _MOST_REPEATS:

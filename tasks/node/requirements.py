@@ -2,8 +2,7 @@
 
 The environment also sees all packages of the Python that creates it. pip adds the missing packages
 and keeps the version of torch. An environment is created once for each combination of requirements,
-Python and torch, by one process at a time. It is complete when its marker file exists. This module
-imports only the standard library.
+Python and torch, by one process at a time. This module imports only the standard library.
 """
 
 import fcntl
@@ -50,9 +49,9 @@ _UNREACHED = "connection broken by"  # in pip's output if an index does not resp
 
 
 class NotInstalled(Exception):
-    """The requirements cannot be installed. If pip failed, the message ends with its output.
+    """The requirements cannot be installed.
 
-    `passing` is True if the network or the time limit may be the cause, so a retry may help.
+    passing: True if the network or the time limit may be the cause, so that a retry may help.
     """
 
     def __init__(self, sentence: str, *, passing: bool = False) -> None:
@@ -80,9 +79,9 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the folder below `environments` for the requirements with this digest.
+    """Return the folder below `environments` for the requirements, this Python and its torch.
 
-    The folder's name also depends on this Python, its torch and its package folders.
+    `digest` is the hash of the requirements.
     """
     key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -103,10 +102,14 @@ def install(
 ) -> str:
     """Create `environment` if it is not complete, and return the path of its Python.
 
-    `requirements` is the path of a requirements file relative to `root`, the folder in which pip
-    runs. While another process creates the environment, this function waits. `workload` is the name
-    for messages. Unless `builds` is True, pip installs only wheels, because a build runs the
-    package's code. `confine` maps pip's command to a command that runs pip with fewer rights.
+    While another process creates the environment, this function waits.
+
+    requirements: the path of a requirements file relative to `root`.
+    root: the folder in which pip runs.
+    workload: the workload's name for messages.
+    builds: False if pip may install only wheels, because a build runs the package's code.
+    confine: maps pip's command to a command that runs pip with fewer rights.
+
     Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build a
     package.
     """
@@ -153,10 +156,9 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def is_plain(line: str, root: Path) -> bool:
-    """Return True if pip installs the line of a requirements file without running package code.
+    """Return True if pip runs no package code for a line of a requirements file, except in builds.
 
-    `root` is the folder in which pip runs. This function does not consider builds of packages; the
-    pip option --only-binary forbids them.
+    `root` is the folder in which pip runs. The pip option --only-binary forbids builds.
     """
     wheel = root / line.rpartition("@")[2].strip()
     is_folder = wheel.suffix.lower() == ".whl" and wheel.is_dir()
@@ -175,8 +177,7 @@ def _create(environment: Path) -> None:
 def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]:
     """Run a command in the folder `root`, and return its exit code and its output.
 
-    After INSTALL_S seconds, the command and its children are killed. The exit code is then None and
-    the output empty.
+    After INSTALL_S seconds, kill the command and its children, and return (None, "").
     """
     environment = _carried() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
@@ -203,10 +204,9 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return paths that pip must be able to read, such as Python's folders and a certificate.
+    """Return Python's folders and the values of pip's environment variables, such as a certificate.
 
-    The list also has the values of all environment variables that pip receives. Some of these
-    values are not paths.
+    pip must be able to read those results that are paths.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

@@ -1,15 +1,14 @@
 """Run the training steps of this rank: time them with and without communication, or record losses.
 
-Data parallelism averages gradients over W ranks. A rank i has a batch of b_i samples, and all ranks
-together have B. The rank's mean loss is multiplied by W b_i / B. Unequal batches then train like
-one global batch. Steps are timed in blocks. Ranks agree between blocks whether to stop, so that
-this exchange is not timed.
+Data parallelism averages gradients over W ranks. Rank i has a batch of b_i samples, and all ranks
+together have B. The mean loss of rank i is multiplied by W b_i / B, so that unequal batches train
+like one global batch. Steps are timed in blocks. Ranks agree between blocks whether to stop, so
+that this exchange is not timed.
 
 Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
 time of a workload with a loader is therefore the median time without waits, plus the mean wait. The
-number of steps is a multiple of the number of workers. Workers must not load batches while no step
-runs, because the measured rate would be too high. Therefore they start the warm-up without
-prefetched batches, and are paused between blocks.
+number of steps is a multiple of the number of workers. Workers are paused between blocks, because
+batches loaded while no step runs would make the measured rate too high.
 """
 
 import math
@@ -53,16 +52,15 @@ def one_step(
 
     module: the model, or the module into which a strategy wrapped it.
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
-    scale: the factor of each sample's loss, which is the number of ranks divided by the global
-        batch. The number of ranks is a factor because gradients are averaged over ranks.
-    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
-        micro-step, because whole gradients may not fit on a device.
+    scale: the factor of each sample's loss: the number of ranks divided by the global batch.
+    sync: True to communicate gradients: in the last micro-step, or with FSDP in every micro-step.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
     for micro, size in enumerate(sizes):
         if not size:
             continue
+        # FSDP exchanges in every micro-step, because whole gradients may not fit on a device
         exchanges = sync and (micro == len(sizes) - 1 or isinstance(module, FSDPModule))
         with nullcontext() if exchanges else no_sync(module):
             loss = built.loss_of(module, size)
@@ -76,8 +74,7 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
-    Blocks are repeated if the hypervisor takes too much CPU time (see measuring.Patience). `step`
-    takes one optimizer step and returns its loss.
+    `step` takes one optimizer step and returns its loss.
     """
 
     step: Callable[..., float]
@@ -97,11 +94,13 @@ class TimedSteps:
         self.losses += [self.step() for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
-        """Train untimed steps: `item.warmup_steps`, then more for fp16 and for loader workers.
+        """Train untimed steps before the measurement, in this order:
 
-        In fp16, train until the loss scale stops falling. Then train as many steps as there are
-        loader workers, but stop when `item.most_s` seconds have passed. Raises NotMeasured if
-        gradients in fp16 overflow at every loss scale.
+        1. `item.warmup_steps` steps
+        2. in fp16, steps until the loss scale stops falling
+        3. one step per loader worker, until `item.most_s` seconds have passed since the first step
+
+        Raises NotMeasured if gradients in fp16 overflow at every loss scale.
         """
         scaler, started = self.built.arithmetic.scaler, now(self.built.device)
         self.train(item.warmup_steps)
@@ -121,9 +120,10 @@ class TimedSteps:
     def block(self, count: int, *, sync: bool = True) -> Tensor:
         """Time a block of `count` steps, and repeat it while it is disturbed (see Patience).
 
-        Returns the times of the last repetition, as a tensor of shape (ranks, count, 2): for each
-        step, its duration and the wait for its batches, in seconds. If `sync` is False, the steps
-        do not communicate gradients.
+        Returns a tensor of shape (ranks, count, 2): the duration of each step, and the wait for its
+        batches, in seconds.
+
+        sync: False for steps that do not communicate gradients.
         """
         clock_s = partial(now, self.built.device)
 
@@ -161,10 +161,7 @@ class TimedSteps:
         return seconds, waits
 
     def compute_s(self) -> list[float]:
-        """Return the median time of a step without communication, in seconds, for each rank.
-
-        Waits for a loader are subtracted.
-        """
+        """Return each rank's median step time in seconds, without communication and waits."""
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
@@ -179,10 +176,10 @@ class TimedSteps:
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group
 ) -> tuple[Callable[..., float], float]:
-    """Apply the strategy of the run `item` to the model.
+    """Apply the strategy of the run `item` to the model, and return (step, share).
 
-    Returns (step, share). `step` takes one optimizer step and returns its loss. `share` is the
-    fraction of the global batch on this rank.
+    step: takes one optimizer step and returns its loss.
+    share: the fraction of the global batch on this rank.
     """
     module = built.model
     if group is None:
@@ -200,12 +197,10 @@ def _prepared(
 def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     """Train, and return the training losses for the run's record.
 
-    A window is a group of consecutive steps, after which ranks exchange their mean losses. Training
-    ends after `item.windows` windows, after `item.most_s` seconds, or after a window whose loss is
-    not finite. Returns a dictionary:
+    Training has `item.windows` windows, groups of consecutive steps. Training ends early after
+    `item.most_s` seconds, or after a window whose loss is not finite. The result has these keys:
 
-    losses: the mean loss of each window over all samples. A last loss that is not finite is left
-        out.
+    losses: the mean loss of each window over all samples. A loss that is not finite is left out.
     steps_a_window: the number of steps in a window.
     diverged: True if the last loss was not finite.
     """
@@ -231,8 +226,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     """Time training steps, and return the values for the run's record.
 
     `item` must list its nodes in the order of the ranks in `group`. Raises NotMeasured if the first
-    or the last loss is not finite. Also raises NotMeasured if gradients in fp16 overflow at every
-    loss scale.
+    or the last loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()

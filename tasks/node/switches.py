@@ -36,10 +36,10 @@ def on(switches: str) -> frozenset[str]:
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     """Enable activation checkpointing and torch.compile on `model` if `switches` includes them.
 
-    Pass `whole` = False for a sharded model. Each block is then compiled separately, because
-    weights are gathered between blocks. The strategy implements `offload`, so this function ignores
-    it. Raises ValueError if a switch is unknown, or if checkpointing is on but no module has
-    several layers to recompute.
+    whole: False for a sharded model, whose blocks are compiled separately.
+
+    Raises ValueError if a switch is unknown, or if checkpointing is on but no module has several
+    layers to recompute.
     """
     named = on(switches)
     if CHECKPOINTING in named:
@@ -58,6 +58,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         torch._dynamo.config.fail_on_recompile_limit_hit = (
             True  # by default, torch continues uncompiled
         )
+        # the weights of a sharded model are gathered between blocks
         for module in [model] if whole else blocks(model):
             module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 
@@ -79,8 +80,8 @@ def compiled_nothing(switches: str) -> bool:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of `model`: the modules that FSDP shards, and gathers, as a unit.
 
-    A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
-    a weight with the rest of the model, such as a tied head, are not blocks.
+    A block that can be divided has at most 1 / _BLOCKS of all weights. Modules that share a weight
+    with the rest of the model, such as a tied head, are not blocks.
     """
     uses = uses_of(model)
     return [
@@ -91,10 +92,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return modules that consist of several layers each.
-
-    With activation checkpointing, the backward pass recomputes the activations inside them.
-    """
+    """Return modules of several layers, whose activations checkpointing recomputes."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -108,12 +106,13 @@ def _modules(
 ) -> Iterator[nn.Module]:
     """Divide a module into submodules of at most `limit` weights, and yield them.
 
-    A submodule that cannot be divided is yielded even if it is larger than `limit`. `divides`
-    returns False for modules that must stay whole. Module lists are always divided, because a list
-    is never called. torch's own classes are never divided, because they use the weights of their
-    children without calling the children. The exceptions are the classes in _CALL_CHILDREN.
+    A submodule that cannot be divided is yielded even if it is larger than `limit`.
+
+    divides: returns False for modules that must stay whole.
     """
     for child in module.children():
+        # A list is never called. torch's own classes, except _CALL_CHILDREN, use the weights of
+        # their children without calling the children.
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
         is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
         if is_list or (calls and divides(child) and _size(child) > limit):

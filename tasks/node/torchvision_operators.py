@@ -1,10 +1,9 @@
 """Make torchvision importable even if its compiled operators do not load.
 
-The operators do not load if torchvision was built for CUDA and torch for the CPU. When torchvision
-0.28 is imported, it registers functions for the operators `nms` and `qnms`, and fails if these are
-not declared. Imports of transformers, torchmetrics and Lightning then fail too, although their
-networks do not use the operators. This module declares the operators without an implementation, so
-that only a call raises an error.
+The operators do not load if torchvision was built for CUDA and torch for the CPU. The import of
+torchvision 0.28 then fails, because the operators `nms` and `qnms` are not declared. Imports of
+transformers, torchmetrics and Lightning fail too. This module declares the operators without an
+implementation, so that only a call raises an error.
 """
 
 from importlib.machinery import PathFinder

@@ -38,7 +38,7 @@ _PEER_LOST = re.compile(
 def main() -> None:
     """Measure those runs of the plan in which this rank takes part.
 
-    Exits with 0 when every run has a record. Otherwise, the last line of the log states the reason.
+    The exit code is 0 if every run has a record.
     """
     die_with_parent()
     launch = Launch()
@@ -103,8 +103,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns the workload and "". For a probe of the network, returns None and "". If anything fails,
-    returns None and the reason.
+    Returns (workload, ""), or (None, reason) if anything fails. A probe of the network has no
+    workload and gets (None, "").
     """
     if item.kind == "probe":
         return None, ""
@@ -126,8 +126,7 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 def agree(launch: Launch, item: Item, problem: str) -> str:
     """Exchange `problem` with the run's other ranks, and return the problems of all ranks as text.
 
-    The result is "" if no rank has a problem. Equal problems are stated once. Raises RuntimeError
-    if a rank is lost.
+    The result is "" if no rank has a problem. Raises RuntimeError if a rank is lost.
     """
     problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
     ranks = zip(launch.plan.ranks_of(item), problems, strict=True)
@@ -179,14 +178,13 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
     """Write a failed record and exit, so that torchrun ends the other ranks.
 
-    No record is written if `error` means that a peer was lost, because the cause is then another
-    rank. Every rank that fails writes the record. The first rank alone does not suffice, because
-    torchrun may end it before it can write.
+    No record is written if `error` means that a peer was lost, because another rank is the cause.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
     with suppress(dist.DistError):  # the store's machine is lost, so the item is not at fault
         launch.store.check([key])
+        # every failed rank writes the record, because torchrun may end the first rank too early
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
             launch.write_record(item, reason)

@@ -11,7 +11,7 @@ _MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
 def archive(contents: Mapping[str, bytes]) -> bytes:
     """Return a tar.gz of the files `contents`, {file name: content}.
 
-    Equal files give equal bytes, because the owners, modes and times in the archive are constants.
+    Equal files give equal bytes.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

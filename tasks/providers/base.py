@@ -1,6 +1,6 @@
 """Define the interface of a machine provider (EC2 or this computer), and its errors.
 
-A lease is the file that records a launch and its machines. Its controller is the process that
+A lease is the file that records a launch and its machines. The controller is the process that
 launched the machines. The reaper ends machines whose deadline has passed or whose controller died.
 Each machine runs an agent, the program that takes measurements. Agents and controller exchange
 files through a folder, the mailbox.
@@ -51,10 +51,9 @@ class LeaseUnreadable(ProviderError):
 class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
-    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
-    checked, or why its machines did not end. `done` has one sentence for each lease or machine that
-    the search ended or could not end. `provider` is the provider's name, or "" if several providers
-    are affected.
+    unswept: {region or lease: why it could not be checked, or why its machines did not end}.
+    done: one sentence for each lease or machine that the search ended or could not end.
+    provider: the provider's name; "" if several providers are affected.
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
@@ -81,8 +80,8 @@ class Lease:
 
     `outcome` is one of:
 
-    released   the process that made the launch ended it; the reaper may have finished this
-    reaped     the reaper, which ends abandoned launches, ended it
+    released   the controller ended the launch
+    reaped     the reaper, which ends abandoned launches, ended the launch
     refused    no machine was launched
 
     These fields are not in the file:
@@ -115,8 +114,8 @@ class Lease:
     ) -> Self:
         """Return a lease that starts at `now`, with this process as its controller.
 
-        The deadline is `deadline_s` seconds after `now`. `fields` are the additional fields of a
-        subclass.
+        deadline_s: seconds from `now` to the deadline.
+        fields: the additional fields of a subclass.
         """
         return cls(
             lease_id=lease_id,
@@ -137,8 +136,8 @@ class Lease:
     def why_end(self, now: datetime, *, all_of_them: bool) -> str:
         """Return why this launch must end at time `now`; "" if it may continue.
 
-        It must end if the process that made it has died, its deadline has passed, or `all_of_them`
-        is True.
+        A launch must end if its controller has died, its deadline has passed, or `all_of_them` is
+        True.
         """
         if not self.controller_alive:
             return f"its controller (process {self.controller}) is gone"
@@ -159,9 +158,9 @@ class Lease:
 class NodeState:
     """The state of one machine, as its provider reports it.
 
-    `interrupted` is True if the provider took the machine away. `reason` says why the machine has
-    ended. `leaving_s` is the number of seconds until the machine's announced end; None if no end is
-    announced. A warning that an end is only likely does not count.
+    interrupted: True if the provider took the machine away.
+    reason: why the machine has ended.
+    leaving_s: seconds until the machine's announced end; None if no end is announced.
     """
 
     alive: bool
@@ -171,12 +170,14 @@ class NodeState:
 
 
 class RunningCluster(Protocol):
-    """Acquired machines. Each runs an agent, which takes measurements and writes to `mailbox`.
+    """Acquired machines. Each machine runs an agent, which takes measurements.
 
-    `mailbox` is the folder for files from and to the machines. `cluster` has the zones and prices
-    of the acquired machines. `addresses` are their IP addresses, in rank order. A machine whose
-    agent does not report within `ready_within_s` seconds after the start counts as lost.
-    `checkpoints` is a folder that all machines share, or None if they share no folder.
+    cluster: the acquired machines, with their zones and prices.
+    mailbox: the folder for files from and to the machines.
+    addresses: the machines' IP addresses, in rank order.
+    ready_within_s: seconds from the start within which a machine's agent must report. A machine
+        that takes longer counts as lost.
+    checkpoints: a folder that all machines share; None if they share no folder.
     """
 
     lease_id: str
@@ -188,10 +189,9 @@ class RunningCluster(Protocol):
     image_id: str  # image of all machines; "" if the provider has no images
 
     def settle(self) -> None:
-        """Apply the CPU quotas of the instance types.
+        """Apply the CPU quotas of the instance types, if the provider has CPU quotas.
 
-        Call this when all workers are ready to measure. Start-up is not measured and runs without
-        quotas. Does nothing on a provider without CPU quotas.
+        Call this method when all workers are ready to measure, so that they start without quotas.
         """
         return
 
@@ -214,17 +214,15 @@ class RunningCluster(Protocol):
     def note_download(self, usd: float) -> None:
         """Set the cost of each machine's downloads from S3 to `usd` dollars per machine.
 
-        The cost is added to the machine's other costs. A machine that later replaces a lost machine
-        gets the same download cost. Does nothing on a provider without S3.
+        A machine that later replaces a lost machine gets the same download cost.
         """
         return
 
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
-        After a replacement, `addresses`, `nodes()` and `cluster` describe the new machine. It
-        writes to the same mailbox folder as the old machine. The old machine's state files, such as
-        heartbeats, are deleted.
+        The new machine gets the rank and the mailbox folder of the old machine. The state files of
+        the old machine, such as heartbeats, are deleted.
         """
 
     def forget(self, node: int) -> None:
@@ -241,7 +239,7 @@ class RunningCluster(Protocol):
 
 
 class Provider(Protocol):
-    """A source of machines. A provider may inherit or override each method that has a body."""
+    """A source of machines. The methods with a body are defaults that a provider may override."""
 
     name: str
 
@@ -254,7 +252,7 @@ class Provider(Protocol):
     def offers(self, now: datetime) -> list[Offer]:
         """Return the offers (prices and interruption rates) for every instance type and market.
 
-        `now` is the current time. Raises ProviderError if the offers cannot be determined.
+        Raises ProviderError if the offers cannot be determined.
         """
 
     def limits(self) -> list[str]:
@@ -268,25 +266,20 @@ class Provider(Protocol):
     ) -> AbstractContextManager[RunningCluster]:
         """Return a context manager that launches the machines and ends them after the block.
 
-        Each machine runs an agent, the program that takes measurements.
-
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
+
         Raises NoCapacity, NotSupported or another ProviderError if the machines cannot be launched.
         """
 
     def leases(self) -> list[Lease]:
-        """Return the launches whose machines may be running, and the unreadable lease files.
+        """Return the launches whose machines may run or whose files are not all on this computer.
 
-        On EC2, ended launches whose files are not all on this computer yet are included. An
-        unreadable file is a `Lease` whose `problem` says why it cannot be read.
+        An unreadable lease file is a `Lease` whose `problem` says why it cannot be read.
         """
 
     def ended(self) -> list[Lease]:
-        """Return the records of ended launches whose files are all on this computer.
-
-        Launches that `forget` has deleted are left out. So are unreadable lease files.
-        """
+        """Return the records of ended launches whose files are all on this computer."""
 
     def forget(self, lease_id: str) -> None:
         """Delete the record of an ended launch and all files of its machines.
@@ -297,16 +290,16 @@ class Provider(Protocol):
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
         """End the launches whose deadline has passed, or whose controller process has died.
 
-        The controller is the process that made the launch. If `all_of_them` is True, every launch
-        is ended. Returns a sentence for each launch or machine that was ended or needs attention.
-        If a region or lease file cannot be checked, the rest is done before NotSwept is raised.
+        all_of_them: True to end every launch.
+
+        Returns a sentence for each launch or machine that was ended or needs attention. Raises
+        NotSwept, after all other work, if a region or lease file could not be checked.
         """
 
     def closed(self) -> list[Lease]:
-        """Return the records of all ended launches that `forget` has not deleted.
+        """Return the records of all ended launches, even if some of their files are not here yet.
 
-        Unlike `ended`, this includes launches whose files are not all on this computer yet. The EC2
-        provider raises LeaseUnreadable if a lease file cannot be read.
+        The EC2 provider raises LeaseUnreadable if a lease file cannot be read.
         """
         return self.ended()
 
@@ -315,9 +308,9 @@ class Provider(Protocol):
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` with the prices that this account pays, its discounts included.
+        """Return `offers` at this account's prices, with volumes, public addresses and S3 requests.
 
-        The cost of volumes, public IP addresses and S3 requests is added. The method is idempotent.
+        The method is idempotent.
         """
         return list(offers)
 
@@ -326,7 +319,7 @@ class Provider(Protocol):
         return []
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the offers that ship with Srift. Each states the date of its price."""
+        """Return the offers that ship with Srift. Each offer states the date of its price."""
         return []
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> Mapping[str, int]:
@@ -353,11 +346,10 @@ def plain(text: str) -> str:
 
 
 def json_of_node(text: str, **options: Any) -> Any:
-    """Parse JSON text that a machine wrote. `options` are passed to `json.loads`.
+    """Parse JSON text that a machine wrote, and clean its string values with `plain`.
 
-    String values are shortened and stripped of control codes (see `plain`), because users read them
-    in a terminal. Keys stay as they are. Raises ValueError if the text is not JSON or has more than
-    MAX_JSON_DEPTH nested levels.
+    Keys are not cleaned. `options` are passed to `json.loads`. Raises ValueError if the text is not
+    JSON or has more than MAX_JSON_DEPTH nested levels.
     """
     too_deep = ValueError(f"it has more than {MAX_JSON_DEPTH} nested levels")
 
@@ -379,10 +371,7 @@ def json_of_node(text: str, **options: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `file`; None if the file is missing or has no valid JSON object.
-
-    An object with more than MAX_JSON_DEPTH nested levels is not valid.
-    """
+    """Return the JSON object in `file`; None if the file is missing or has no valid JSON object."""
     try:
         body = json_of_node(file.read_text())
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):

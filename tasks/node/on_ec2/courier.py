@@ -1,13 +1,14 @@
 """The courier, a root process that runs on a rented EC2 machine from boot to power-off.
 
-It is started as `python -m node.on_ec2.courier`. It transfers files between the machine and S3, and
-uploads EC2's interruption notices. It downloads the workloads' data, which the controller requests.
-The controller is the process that launched the machine.
+`python -m node.on_ec2.courier` starts the courier, which has these tasks:
 
-The agent and the workloads run as an ordinary user. The courier blocks this user from the machine's
-credentials. After an error of S3 or of the disk, the courier tries again. At the end, it always
-runs the first program `shutdown` on PATH, which powers the machine off. A host that emulates EC2
-has another `shutdown` there.
+- block the user of the agent and the workloads from the machine's credentials
+- transfer files between the machine and S3
+- upload EC2's interruption notices
+- download the workloads' data for the controller, the process that launched the machine
+- power the machine off at the end
+
+After an error of S3 or of the disk, the courier tries again.
 """
 
 import argparse
@@ -81,14 +82,14 @@ class Delivery:
         self.leaving = False
 
     def leave(self, *_: Any) -> None:
-        """Note that the machine is shutting down. This is the handler of SIGTERM and SIGINT."""
+        """Note that the machine is shutting down (handler of SIGTERM and SIGINT)."""
         self.leaving = True
 
     def serve(self) -> str:
-        """Start the agent, and transfer files until the agent has ended and its files are uploaded.
+        """Run the agent and transfer files, until the agent has ended or the deadline is near.
 
-        Stops earlier if the deadline is near. Returns why the machine could not do its work; "" if
-        it could. Raises OSError if the agent cannot be started.
+        Returns the reason why the machine could not do its work, or "". Raises OSError if the agent
+        cannot be started.
         """
         rank = None
         while rank is None and not self._over(before_s=self.grace_s):
@@ -126,7 +127,7 @@ class Delivery:
     def _publish(self, name: str, body: dict[str, Any]) -> None:
         """Upload `body` as the JSON file `name`, unless it equals the last upload of this file.
 
-        An error is only printed, and the next call tries again.
+        Errors are printed, not raised.
         """
         if self.sent.get(name) == body:
             return
@@ -137,10 +138,7 @@ class Delivery:
             self._complain(f"{name} was not uploaded: {error}")
 
     def _is_due(self, task: str, every_s: float) -> bool:
-        """Return True if a regular task is due. The task is due again after `every_s` seconds.
-
-        A task is due at its first call.
-        """
+        """Return True if `task` is due: at the first call, and then every `every_s` seconds."""
         now = time.monotonic()
         if now < self.next_at.get(task, now):
             return False
@@ -148,12 +146,9 @@ class Delivery:
         return True
 
     def _round(self) -> None:
-        """Upload files, download files, and look for notices, each at most once.
-
-        Uploads come first, because a record matters more than a new plan.
-        """
+        """Upload files, download files and data, and look for notices."""
         try:
-            self.outbox.carry()
+            self.outbox.carry()  # first, because a record matters more than a new plan
             if self._is_due("inbox", _INBOX_EVERY_S):
                 self.inbox.fetch()
         except FAULTS as error:
@@ -165,24 +160,20 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Upload EC2's interruption notice if it is new.
-
-        EC2 is queried at most every _NOTICE_EVERY_S seconds. After a new notice, all files are
-        uploaded too, because the machine may end soon.
-        """
+        """Upload a new interruption notice of EC2, and then all changed files."""
         if not self._is_due("notice", _NOTICE_EVERY_S):
             return
         with suppress(OSError):
             notice = self.notice()
             if notice and notice != self.sent.get("notice.json"):
                 self._publish("notice.json", notice)
+                # the machine may end soon
                 self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
-        """Upload new and changed files again and again, until `waiting()` is empty or False.
+        """Upload files until `waiting()` is empty or False, or time.monotonic() reaches `until`.
 
-        A file is uploaded even if its last upload was only a moment ago. Errors are printed. Stops
-        when time.monotonic() reaches `until`.
+        Errors are printed, not raised.
         """
         pause_s = POLL_S
         while True:
@@ -209,9 +200,8 @@ class Delivery:
 def serve(given: argparse.Namespace) -> None:
     """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
-    `given` has the options of the command line. If the machine could not do its work, `failed.json`
-    is uploaded with the reason. Raises OSError if the metadata service does not return the
-    machine's id.
+    If the machine could not do its work, the reason is uploaded as `failed.json`. Raises OSError if
+    the metadata service does not return the machine's id.
     """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
@@ -237,7 +227,7 @@ def deliver(
 ) -> str:
     """Block the agent's user from the machine's credentials, then run `Delivery.serve`.
 
-    Returns why the machine could not do its work; "" if it could. `ends` is the deadline on the
+    Returns the reason why the machine could not do its work, or "". `ends` is the deadline on the
     clock time.monotonic(). Raises KeyError if the user does not exist, and OSError if the user is
     root, the metadata service fails or the agent cannot be started.
     """
@@ -281,8 +271,7 @@ def deliver(
 def main() -> None:
     """Run the courier, and power the machine off at the end even if the courier fails.
 
-    EC2 terminates a machine that powers off. If `shutdown` fails, the bootstrap script or a timer
-    that was set at boot powers the machine off.
+    EC2 terminates a machine that powers off.
     """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):
@@ -301,14 +290,13 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
     finally:
+        # A host that emulates EC2 has its own `shutdown` on PATH. If `shutdown` fails, the
+        # bootstrap script or a timer that was set at boot powers the machine off.
         subprocess.run(("shutdown", "-h", "now"), stdin=subprocess.DEVNULL)
 
 
 def _score(process: int, score: str) -> None:
-    """Set the OOM score adjustment of a process, from -1000 (never killed) to 1000 (killed first).
-
-    Errors are ignored.
-    """
+    """Set the OOM score adjustment of a process: -1000 (never killed) to 1000 (killed first)."""
     with suppress(OSError):
         Path(f"/proc/{process}/oom_score_adj").write_text(score)
 

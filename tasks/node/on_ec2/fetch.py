@@ -1,8 +1,7 @@
 """Download workloads' data from S3 to a rented machine's disk, in a thread.
 
-The data folders belong to root. The user whose code is measured can read them but not write there,
-and has no credentials. If a download fails, the reason is written to a file beside the folder (see
-data.py). Runs that need the data read this file.
+The data folders belong to root, so that user code can read them but not write there. If a download
+fails, runs find the reason in a file beside the folder (see data.py).
 """
 
 import shutil
@@ -21,8 +20,9 @@ from ..record import write_file
 class Fetcher:
     """Downloads data into the folder `data` of `mailbox`, one S3 address at a time.
 
-    `states` maps the digest of each workload's data to a dictionary with the key `state` (FETCHING,
-    READY or FAILED) and, after a failure, the key `reason`. `client` is a boto3 client for S3.
+    states: {digest of a workload's data: dictionary}. The dictionary has the key `state` (FETCHING,
+        READY or FAILED) and, after a failure, the key `reason`.
+    client: a boto3 client for S3.
     """
 
     def __init__(self, mailbox: Path, client: Any) -> None:
@@ -30,10 +30,9 @@ class Fetcher:
         self.states: dict[str, dict[str, str]] = {}
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads the data at S3 addresses.
+        """Start a thread that downloads the data that earlier calls have not requested.
 
-        `addresses` maps the digest of a workload's data to its S3 address. Data that an earlier
-        call requested are not downloaded again.
+        addresses: {digest of a workload's data: S3 address}.
         """
         new = {name: each for name, each in addresses.items() if name not in self.states}
         if new:
@@ -58,9 +57,8 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address` into the folder of `digest`.
 
-        The folder appears only when all objects are there. Raises ValueError if there are no
-        objects, if a key cannot be a file name, or if the disk is too small. Also raises the errors
-        of boto3.
+        The folder appears only when it is complete. Raises ValueError if there are no objects, if a
+        key cannot be a file name, or if the disk is too small. Also raises the errors of boto3.
         """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

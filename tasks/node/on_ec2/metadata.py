@@ -1,9 +1,8 @@
 """Read the machine's identity and interruption notices from EC2's metadata service (IMDSv2).
 
-User-data, the script that EC2 runs at boot, contains this file. The script uses the file before the
-package is on the machine. The file needs only Python 3.10 and its standard library. The environment
-variable AWS_EC2_METADATA_SERVICE_ENDPOINT changes the service's address, as in botocore. An
-emulated EC2 sets this variable.
+The file needs only Python 3.10 and its standard library, because user-data (the script that EC2
+runs at boot) contains a copy. The environment variable AWS_EC2_METADATA_SERVICE_ENDPOINT changes
+the service's address, for example for an emulated EC2.
 """
 
 import http.client
@@ -21,7 +20,7 @@ class MetadataError(OSError):
 
 
 class Metadata:
-    """A client of this machine's metadata service. Requests time out and are retried."""
+    """A client of this machine's metadata service."""
 
     def __init__(self) -> None:
         named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
@@ -30,8 +29,8 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has one header. Its name is "X-aws-ec2-metadata-token" followed by `header`, and
-        its content is `value`. Raises OSError (for example HTTPError) or HTTPException.
+        The request has one header, "X-aws-ec2-metadata-token<header>", with the content `value`.
+        Raises OSError (for example HTTPError) or HTTPException.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)
@@ -58,7 +57,7 @@ class Metadata:
         raise MetadataError(f"the metadata service at {self.base} did not return {path}: {problem}")
 
     def require(self, path: str) -> str:
-        """Return the value at `meta-data/<path>`. Raises MetadataError if it is missing."""
+        """Return the value at `meta-data/<path>`. Raises MetadataError if the value is missing."""
         found = self.get(path)
         if not found:
             raise MetadataError(f"the metadata service at {self.base} has no {path}")
@@ -67,7 +66,8 @@ class Metadata:
     def notice(self) -> dict[str, str] | None:
         """Return EC2's interruption notice for this spot machine; None if there is none.
 
-        `at` is the time of the interruption. Raises MetadataError if the service does not respond.
+        The time of the interruption is at the key `at`. Raises MetadataError if the service does
+        not respond.
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is None:

@@ -1,8 +1,8 @@
 """Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
 The service gives the machine's credentials to every process that requests them. A routing rule and
-a packet filter each block the user id. One of them is sufficient. To verify the block, a process of
-the user tries to connect, and must fail.
+a packet filter each block the user id. To verify the block, a process of the user tries to connect,
+and must fail.
 """
 
 import os
@@ -49,8 +49,8 @@ def start_as(
 ) -> subprocess.Popen[bytes]:
     """Start `command` as `user`, and return the new process.
 
-    The new process ends when this process ends. It has no supplementary groups, and cannot gain
-    privileges through set-uid programs. `options` are passed to Popen.
+    The new process ends with this process. The new process has no supplementary groups, and cannot
+    gain privileges through set-uid programs. `options` are keyword arguments of Popen.
     """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
@@ -65,13 +65,13 @@ def start_as(
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at the URL `base`. Return "", or why the block failed.
 
-    If the block failed, the user's code must not run. All rules are applied, although a single rule
-    suffices, because a rule may disappear. For example, systemd-networkd deletes the routing rules
-    of other programs when it restarts. `python` is the interpreter with which `user` tries to
-    connect.
+    If the block failed, the user's code must not run. To verify the block, `user` tries to connect
+    with the interpreter `python`.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80
+    # A single rule suffices, but a rule may disappear. For example, systemd-networkd deletes the
+    # routing rules of other programs when it restarts.
     problems = [_apply(rule.format(host=host, uid=user.pw_uid).split()) for rule in _RULES]
     problem = _prove(user, python, host, port)
     if not problem:

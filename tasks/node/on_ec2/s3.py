@@ -1,8 +1,7 @@
 """Read and write this machine's folders in S3 through boto3.
 
-boto3 comes with the Python of the machine image. AWS's Deep Learning AMIs have it, and
-deployments/node-bootstrap.sh installs it with pip if it is missing. botocore gets the credentials
-of the machine's IAM role from the metadata service, and renews them.
+AWS's Deep Learning AMIs have boto3. On other images, deployments/node-bootstrap.sh installs boto3.
+botocore gets the credentials of the machine's IAM role from the metadata service.
 """
 
 from typing import Any
@@ -17,9 +16,9 @@ FAULTS = (OSError, BotoCoreError, ClientError)  # errors of the disk, the networ
 def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: float) -> Any:
     """Return a boto3 client for S3.
 
-    `endpoint` is the URL of a service that replaces AWS's S3; "" or None means AWS. `attempts` is
-    the number of attempts per request. `timeout_s` is the timeout in seconds of connecting, and of
-    each read.
+    endpoint: the URL of a service that replaces AWS's S3; "" or None means AWS.
+    attempts: the number of attempts per request.
+    timeout_s: the timeout in seconds of connecting, and of each read.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},

@@ -3,7 +3,7 @@
 The inbox downloads the files that the controller (the process that launched the machine) lists in
 its manifest. The outbox uploads the files in this node's folder, measurement records first. The
 folder belongs to the user whose code is measured, while this process is root. Therefore the outbox
-follows no links, waits for no pipes, and reads only regular files of that user.
+follows no links, waits for no pipes, and reads only regular files of the user.
 """
 
 import hashlib
@@ -33,8 +33,7 @@ _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    `get(name)` returns the content of an S3 object. It raises an error in s3.FAULTS if the request
-    fails or the object does not exist yet.
+    get: returns the content of the S3 object `name`, or raises an error in s3.FAULTS.
     """
 
     def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
@@ -51,9 +50,8 @@ class Inbox:
     def fetch(self) -> None:
         """Download new and changed files of the manifest, workloads first and `done.json` last.
 
-        A file whose SHA-256 differs from the manifest is newer than the manifest. The download then
-        stops, because a newer manifest follows. Raises an error in s3.FAULTS if S3 or the disk
-        fails, or if the manifest has an invalid name.
+        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest has an invalid
+        name.
         """
         files = dict(json.loads(self._get("manifest.json"))["files"])
         for name in files:
@@ -102,8 +100,8 @@ class UploadState:
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
-    Only files that belong to the user id `owner` are uploaded. `put(name, content)` uploads a file,
-    and raises an error in s3.FAULTS if that fails.
+    owner: a user id. Files of other users are not uploaded.
+    put: `put(name, content)` uploads a file, or raises an error in s3.FAULTS.
     """
 
     def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
@@ -112,13 +110,14 @@ class Outbox:
         self._budget, self._budget_at = UPLOADS_AT_ONCE, time.monotonic()
 
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
-        """Upload each new or changed file once. Stop early when time.monotonic() reaches `until`.
+        """Upload each new or changed file once.
 
-        If `due_only` is True, skip files whose last upload or failure was only seconds ago. If
-        uploads fail, the first error is raised after all files have been tried, so that a bad file
-        does not delay the heartbeat.
+        until: the value of time.monotonic() at which to stop.
+        due_only: True to skip files whose last upload or failure was only seconds ago.
+
+        Raises the first error in s3.FAULTS after all files have been tried.
         """
-        first_error = None
+        first_error = None  # raised at the end, so that a bad file does not delay the heartbeat
         for name in self.waiting():
             now, state = time.monotonic(), self._states[name]
             if now >= until:
@@ -136,10 +135,9 @@ class Outbox:
     def waiting(self) -> list[str]:
         """Return the names of new and changed files: first records, then other files, then logs.
 
-        A record is uploaded only once. In total, at most _MOST_FILES records and at most
-        _MOST_FILES other files are uploaded. The limits are separate, so that other files cannot
-        block records.
+        A record is uploaded only once, so a changed record is left out.
         """
+        # separate limits for records and other files, so that other files cannot block records
         count, found = Counter(map(_is_record, self._states)), []
         for name, mark in self._marks():
             is_record = _is_record(name)
@@ -171,10 +169,7 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file. If the file is too large, upload the reason in `refused.json` instead.
-
-        Does nothing if `name` is not a regular file of the user `owner`.
-        """
+        """Upload a file. If the file is too large, upload the reason in `refused.json` instead."""
         read = self._read(name)
         if read is None:  # it is gone, or it is no longer a regular file of the owner
             return
@@ -188,10 +183,7 @@ class Outbox:
         self._states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name.
-
-        A file's mark changes when its content changes.
-        """
+        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name."""
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
                 for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
@@ -206,9 +198,8 @@ class Outbox:
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
         """Return (content, mark) of a file; None if it is not a regular file of the user `owner`.
 
-        The mark changes when the content changes. For a log, the content is the last _LARGEST_BYTES
-        bytes. Other files are cut after _LARGEST_BYTES + 1 bytes. A content of this length means
-        that the file is too large.
+        The content of a log is its last _LARGEST_BYTES bytes. The content of a file that is too
+        large is its first _LARGEST_BYTES + 1 bytes.
         """
         within, slash, file = name.rpartition("/")
         with suppress(OSError), self._opened(within + slash) as descriptor:
@@ -223,10 +214,9 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Open `self.folder` (`within` = "") or its subfolder `records` (`within` = "records/").
+        """Yield the file descriptor of `self.folder`, or of its subfolder `within` ("records/").
 
-        Yields the folder's file descriptor. Raises OSError if the user has replaced `records` by a
-        link.
+        Raises OSError if the user has replaced the subfolder by a link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)

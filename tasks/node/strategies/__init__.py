@@ -65,9 +65,9 @@ def apply_strategy(
 ) -> nn.Module:
     """Apply the strategy of the run `item` to `model`, and return the module to call.
 
-    Afterwards, `optimizer` trains the parameters of this module. Every rank of `group` must call
-    this function. Raises ValueError if the strategy does not support the run, the device, the model
-    or the optimizer.
+    Afterwards, `optimizer` trains the parameters of the returned module. Every rank of `group` must
+    call this function. Raises ValueError if the strategy does not support the run, the device, the
+    model or the optimizer.
     """
     name = item.strategy
     refuse(item, device)
@@ -125,9 +125,8 @@ def _hook(
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by a step that divides the update among ranks (strategy zero1).
 
-    The new step is the step of a ZeroRedundancyOptimizer. One rank updates each whole parameter, so
-    the weights equal those of DDP bit for bit. Raises TypeError if the optimizer's class cannot be
-    constructed from its parameter groups and defaults.
+    One rank updates each whole parameter, so the weights equal those of DDP bit for bit. Raises
+    TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
@@ -156,8 +155,8 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     """Shard a model block by block, so that it never has to fit on a device as a whole.
 
-    Before the call, the model is in host memory. Afterwards, `optimizer` trains the shards.
-    `options` are passed to torch's `fully_shard`.
+    The model must be in host memory. Afterwards, `optimizer` trains the shards. `options` are
+    passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
     for module in [*blocks(model), model]:

@@ -16,7 +16,7 @@ The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, 
   2. Three dot products per parameter are summed over the 2^(k+1) ranks that share the two vectors.
   3. Each rank combines its half.
 After the last level, the halves are sent back. A rank sends 2 (P - 1) / P of the values, as in a
-ring all-reduce. For the dot products, it also sends 24 m (m + 1) / 2 bytes per parameter tensor.
+ring all-reduce. A rank also sends 24 m (m + 1) / 2 bytes of dot products per parameter tensor.
 
 Each entry is combined by one rank and then distributed. Therefore all ranks end with the same bits,
 and a NaN of one rank reaches all ranks.
@@ -44,17 +44,17 @@ def combine_gradients(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Replace a bucket's gradients by their Adasum over ranks. This is adasum's DDP hook.
+    """Replace a bucket's gradients by their Adasum over ranks (adasum's DDP hook).
 
-    DDP never divides a parameter among buckets, so each dot product covers a whole parameter. The
-    hook blocks until its messages are exchanged, so that all ranks exchange buckets in the same
-    order. Raises RuntimeError if the gradients are sparse.
+    Raises RuntimeError if the gradients are sparse.
     """
     values = bucket.buffer()
     if values.is_sparse:
         raise RuntimeError(
             f"strategy {GRADIENTS} cannot use sparse gradients. Create embeddings with sparse=False"
         )
+    # DDP never divides a parameter among buckets, so each dot product covers a whole parameter.
+    # Waiting for the messages here makes all ranks exchange buckets in the same order.
     wide = _at_least_float32(values)
     combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
     return completed(values if wide is values else values.copy_(wide))
@@ -67,8 +67,8 @@ class Changes:
     weights: the trained weights.
     before: the values of `weights` before the optimizer's step, in one flat tensor; None outside a
         step.
-    is_due: True if the next optimizer step must be combined. DDP's hook sets it for the last bucket
-        of a step. In a step inside `no_sync`, DDP calls no hook, so nothing is combined.
+    is_due: True if the next optimizer step must be combined. DDP's hook sets this field, but is not
+        called inside `no_sync`.
     """
 
     group: dist.ProcessGroup
@@ -77,16 +77,13 @@ class Changes:
     before: Tensor | None = None
 
     def remember(self, *_: Any) -> None:
-        """Copy the weights before the optimizer's step. This is a step pre-hook."""
+        """Copy the weights before the optimizer's step (a step pre-hook)."""
         if self.is_due:
             self.before = self._flat()
 
     @torch.no_grad()
     def combine(self, *_: Any) -> None:
-        """Replace the step's weight changes by their Adasum over ranks. This is a step post-hook.
-
-        Does nothing if the step did not communicate.
-        """
+        """Replace the step's weight changes by their Adasum over ranks (a step post-hook)."""
         if self.before is None:
             return
         sizes = [weight.numel() for weight in self.weights]
@@ -106,7 +103,7 @@ def leave_gradients(
     changes: Changes,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Leave each rank's gradients as they are. This is adasum-delta's DDP hook."""
+    """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
     changes.is_due |= bucket.is_last()
     return completed(bucket.buffer())
 
@@ -120,8 +117,9 @@ def combine(
 
     values: a one-dimensional tensor with the values of several parameters, one after another.
     sizes: the number of elements of each parameter in `values`.
-    distance: only recursive calls pass this argument, and double it. Rank r exchanges halves of
-        `values` with rank r xor `distance`.
+    distance: only recursive calls pass this argument. Rank r exchanges halves of `values` with rank
+        r xor `distance`.
+
     Raises RuntimeError if a rank does not respond within the group's timeout.
     """
     rank = dist.get_rank(group)

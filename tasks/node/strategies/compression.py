@@ -57,9 +57,10 @@ def powersgd_hook(
 class SparseExchange:
     """The state of `sparse_hook` on a rank.
 
-    `machines` lists the number of devices of each machine, which is the same on all machines.
-    `density` is the fraction of the entries that is sent. `residuals` maps the index of a bucket to
-    the values that this rank has not sent yet. `steps` counts finished steps.
+    machines: the number of devices of each machine, which is the same on all machines.
+    density: the fraction of the entries that is sent.
+    residuals: {index of a bucket: the values that this rank has not sent yet}.
+    steps: the number of finished steps.
     """
 
     group: dist.ProcessGroup
@@ -71,11 +72,13 @@ class SparseExchange:
     def summed(self, index: int, gradient: Tensor) -> Tensor:
         """Return the sum of `gradient` over ranks, with only each machine's largest entries.
 
-        `gradient` and the result have shape (d,). An entry that no machine sends is 0. `index` is
-        the number of the gradient's bucket. `residuals[index]` has the unsent entries of earlier
-        steps. They are added before the largest entries are picked. The entries that are not picked
-        become the new residual. Every rank must call this method. Raises RuntimeError if a rank
-        does not respond within the group's timeout.
+        `gradient` and the result have shape (d,). An entry that no machine sends is 0. Unsent
+        entries stay in `residuals[index]`, and are added to the bucket's next gradient. Every rank
+        must call this method.
+
+        index: the number of the gradient's bucket.
+
+        Raises RuntimeError if a rank does not respond within the group's timeout.
         """
         devices, share = self.machines[0], ceil(len(gradient) / self.machines[0])
         machine, place = divmod(dist.get_rank(self.group), devices)
@@ -103,7 +106,7 @@ def sparse_hook(
     state: SparseExchange,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket's largest entries over ranks. This is the DDP hook of strategy ddp-mstopk.
+    """Average a bucket's largest entries over ranks (the DDP hook of strategy ddp-mstopk).
 
     In the first DENSE_STEPS steps, all entries are averaged.
     """

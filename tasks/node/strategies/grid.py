@@ -30,7 +30,7 @@ Peers = tuple[int, ...]
 def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
     """Return (rows, columns, depth) of the grid that `ranks` ranks form in strategy `name`.
 
-    Returns None if this number of ranks cannot form such a grid.
+    Returns None if the strategy cannot use this number of ranks.
     """
     if name == ONE:
         return (1, ranks, 1) if ranks >= 2 else None
@@ -48,8 +48,7 @@ class Grid:
     row: the ranks that hold different features of the same samples.
     column: the ranks whose blocks of a weight have the same outputs, but different inputs.
     depth: the ranks that hold copies of the same block of a weight.
-    features: the ranks that hold the same features of different samples. They have this rank's
-        position in their row, in all rows and at all depths.
+    features: the ranks that hold the same features of different samples.
     """
 
     group: dist.ProcessGroup
@@ -60,12 +59,10 @@ class Grid:
 
     @classmethod
     def of(cls, name: str, group: dist.ProcessGroup) -> Grid:
-        """Return this rank's peers for strategy `name` in `group`.
-
-        The ranks of a row are consecutive, so that they are on the same machine if possible.
-        """
+        """Return this rank's peers for strategy `name` in `group`."""
         world = dist.get_world_size(group)
         rows, columns, depth = shape_of(name, world) or (1, 1, world)
+        # the ranks of a row are consecutive, so that they are on the same machine if possible
         ranks = torch.arange(world).view(depth, rows, columns)
         k, i, j = (ranks == dist.get_rank(group)).nonzero()[0].tolist()
         peers = (ranks[k, i], ranks[k, :, j], ranks[:, i, j], ranks[:, :, j])
@@ -107,9 +104,12 @@ class Grid:
     def summa(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the output of a linear layer on a q x q grid, computed by the SUMMA algorithm.
 
-        The layer has `in` inputs and `out` outputs. The input `x` of this rank has shape
-        (..., in / q), its block of the weight (out / q, in / q), and the result (..., out / q).
-        To save memory, the backward pass gathers `x` and `weight` again.
+        The layer has `in` inputs and `out` outputs.
+
+        x: this rank's block of the input, of shape (..., in / q).
+        weight: this rank's block of the weight, of shape (out / q, in / q).
+
+        The result has shape (..., out / q).
         """
         gather_weight = partial(self.gathered, weight, 1, self.column)
         # The gathered weight is needed again only for the gradient of `x`.
@@ -119,5 +119,6 @@ class Grid:
             inputs = self.gathered(x, -1, self.row)
             return functional.linear(inputs, gather_weight() if gathered is None else gathered)
 
+        # to save memory, the backward pass gathers `x` and `weight` again
         found: Tensor = checkpoint(product, use_reentrant=False, preserve_rng_state=False)
         return found

@@ -38,10 +38,10 @@ def swap(
 ) -> list[Tensor]:
     """Send `sends[i]` to `peers[i]`, and return the tensors that the peers send to this rank.
 
-    `peers` are ranks in the group and include this rank. If the received shapes differ from the
-    sent shapes, pass the received shapes as `shapes`. A rank exchanges with one peer at a time,
-    because simultaneous exchanges would overload its link. Autograd can differentiate this
-    function: the backward pass sends each gradient back.
+    peers: ranks in the group, including this rank.
+    shapes: the shapes of the received tensors. None means the shapes of the sent tensors.
+
+    Autograd can differentiate this function.
     """
     contiguous = [tensor.contiguous() for tensor in sends]
     shapes = [tensor.shape for tensor in sends] if shapes is None else shapes
@@ -55,6 +55,7 @@ class _Swap(torch.autograd.Function):
         received = [sends[0].new_empty(shape) for shape in shapes]
         own = peers.index(dist.get_rank(group))
         received[own].copy_(sends[own])  # the caller may change it in place
+        # one peer at a time, because simultaneous exchanges would overload this rank's link
         for distance in range(1, len(peers)):
             to, source = (own + distance) % len(peers), (own - distance) % len(peers)
             exchange([(sends[to], peers[to])], [(received[source], peers[source])], group)

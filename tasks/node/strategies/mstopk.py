@@ -3,9 +3,8 @@
 [Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
 
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration costs a
-comparison and a count. At most k entries lie above the upper threshold, and at least k above the
-lower threshold. The result starts with all entries above the upper threshold. If these are fewer
-than k, entries between the thresholds are added at equal intervals, until there are k.
+comparison and a count. The result has all entries above the upper threshold, which are at most k.
+Entries between the thresholds are added at equal intervals, until the result has k entries.
 """
 
 from math import isfinite
@@ -21,9 +20,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` largest magnitudes in `values`, in ascending order.
 
     The result is approximate: near the `count`-th largest magnitude, a slightly smaller value may
-    replace a larger value. If some values are not finite, they are chosen first, so that all ranks
-    receive them. The other chosen values are then arbitrary. If `count` exceeds the number of
-    values, all positions are returned.
+    replace a larger value. Values that are not finite are chosen first, so that all ranks receive
+    them.
     """
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
@@ -53,11 +51,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return `count` positions, in ascending order, at which one of two boolean masks is True.
+    """Return `count` ascending positions: first where `first` is True, then where `then` is True.
 
-    The function takes the lowest positions at which `first` is True. If these are fewer than
-    `count`, it adds positions at which `then` is True, at equal intervals among all such positions.
-    Both masks have the same length.
+    Both arguments are boolean masks of the same length. The positions of `then` are picked at equal
+    intervals.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

@@ -83,8 +83,7 @@ def fits(name: str, machines: Sequence[int]) -> bool:
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     """Raise ValueError if strategy `name` cannot divide the model among the devices.
 
-    Only tensor parallelism and strategy tables can fail here. `machines` lists the number of
-    devices of each machine.
+    `machines` lists the number of devices of each machine.
     """
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
@@ -121,10 +120,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
 
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the strategy does not support the optimizer or its step hooks.
-
-    Tensor parallelism needs an optimizer that updates each entry of a weight independently.
-    """
+    """Raise ValueError if the strategy does not support the optimizer or its step hooks."""
     kind = type(optimizer)
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

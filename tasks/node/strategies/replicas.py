@@ -20,11 +20,10 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
-    """Make `optimizer` train new parameters instead of old parameters.
+    """Make `optimizer` train new parameters, which are parts of the old parameters.
 
-    `replaced` maps an old parameter to (new parameter, cut). The new parameter is a part of the old
-    parameter. `cut(tensor)` returns the same part of a tensor with the old shape. `cut` is applied
-    to optimizer states with the old shape, such as Adagrad's sums.
+    replaced: {old parameter: (new parameter, cut)}. `cut` returns the new parameter's part of an
+        optimizer state, such as Adagrad's sums.
     """
     for held in optimizer.param_groups:
         held["params"] = [
@@ -54,7 +53,7 @@ def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 def no_sync(module: nn.Module) -> Iterator[None]:
     """Return a context manager in which backward passes do not communicate gradients.
 
-    It has no effect on a module that is neither FSDP nor DDP.
+    A module that is neither FSDP nor DDP is not affected.
     """
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(False)

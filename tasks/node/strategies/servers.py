@@ -4,13 +4,13 @@
             averages 1/S of each gradient bucket
 
 Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
-P machines with one device each, a server receives (P - 1) / S of the gradient bytes. It sends the
-same amount. In a ring all-reduce, a rank sends and receives 2 (P - 1) / P of the gradient bytes.
+P machines with one device each, a server receives and sends (P - 1) / S of the gradient bytes. In a
+ring all-reduce, a rank receives and sends 2 (P - 1) / P of the gradient bytes.
 
 A push or a pull has one round per rank. Ranks are counted modulo the number of ranks. In round r of
-a push, rank i sends to rank i + r if that rank is a server. In round r of a pull, server i sends to
-rank i + r. A server therefore exchanges with one peer at a time. Buckets are exchanged one after
-another. On a CPU, this happens while the backward pass continues.
+a push, rank i sends to server i + r, if there is such a server. In round r of a pull, server i
+sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets are exchanged one
+after another.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -76,7 +76,7 @@ def average_by_servers(
     servers: Servers,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Average a bucket over ranks. This is the DDP hook of the parameter-server strategies.
+    """Average a bucket over ranks (the DDP hook of the parameter-server strategies).
 
     On a CPU, a thread exchanges the bucket while the backward pass continues.
     """

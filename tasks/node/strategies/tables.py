@@ -76,10 +76,7 @@ def distribute(
 
 
 class Lookup(nn.Module):
-    """A module that replaces an embedding table whose weights are on one rank, the table's owner.
-
-    It sends the indices to the owner, and returns the rows that the owner sends back.
-    """
+    """A module that replaces an embedding table, and looks up rows on the rank with the table."""
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup, owner: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ tensor-2.5d  [q, q, d]  d grids of tensor-2d, each with a copy of W and 1/d of t
                         copies' gradients are summed [Wang et al. 2021]. q is the largest number
                         with q q d = P and d >= 2
 
-A layer run is a sequence of layers that are divided together. Three kinds of sequences are found:
+A layer run is a sequence of layers that are divided together. There are three kinds:
 
 - the layers of an nn.TransformerEncoder
 - two or more linear layers of an nn.Sequential; only pointwise layers and LayerNorm may be between
@@ -70,8 +70,8 @@ _FEED_FORWARD = {
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    `inlets` is the number of linear layers that take the undivided input of the sequence. A gated
-    feed-forward block has two such layers.
+    inlets: the number of linear layers that take the undivided input, such as two layers in a gated
+        feed-forward block.
     """
 
     layers: list[nn.Module]
@@ -105,9 +105,8 @@ def divide(
 ) -> nn.Module:
     """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
-    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks. A hook
-    sums the gradients of copied blocks over ranks before each step. The attribute `blocks` of the
-    returned module is the `Blocks` object.
+    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks. The
+    attribute `blocks` of the returned module is the `Blocks` object.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
@@ -135,8 +134,8 @@ def divide(
 class Blocks:
     """This rank's blocks of the divided parameters.
 
-    of: maps a whole parameter to (its block, the function that cuts the block from it).
-    copies: maps a block to the ranks that hold a copy of this block, including this rank.
+    of: {whole parameter: (this rank's block, the function that cuts the block)}.
+    copies: {block: the ranks that hold a copy of this block, including this rank}.
     shapes: the shapes of the model's inputs in the last forward pass.
     """
 
@@ -156,22 +155,18 @@ class Blocks:
         return block
 
     def refuse_shapes(self, _: nn.Module, *inputs: Any) -> None:
-        """Raise ValueError if the ranks' inputs differ in shape. This is a forward pre-hook."""
+        """Raise ValueError if the ranks' inputs differ in shape (a forward pre-hook)."""
         shapes = [leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if shapes != self.shapes:
             by_rank = of_ranks(shapes, self.grid.group)
             if any(theirs != shapes for theirs in by_rank):
                 raise ValueError(
-                    f"divided layers: the ranks' input shapes differ: {by_rank}; use strategy ddp"
+                    f"divided layers: the ranks' input shapes differ: {by_rank}. Use strategy ddp"
                 )
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Sum each block's gradient over the ranks with a copy of the block, as a step pre-hook.
-
-        Then divide all gradients by the number of ranks. The results are the gradients of the mean
-        of all ranks' losses.
-        """
+        """Make each block's gradient that of the mean of all ranks' losses (a step pre-hook)."""
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
@@ -190,14 +185,15 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer, on a grid of ranks (grid.py).
 
-    If the grid has several rows, each rank has a block of the inputs and of the outputs. If the
-    grid has one row, consecutive layers form pairs, and `opens` is True for the first layer of a
-    pair. The first layer gathers the samples of all ranks, and returns a slice of the features. The
-    second layer returns all features of this rank's samples.
+    On a grid with several rows, each rank has a block of the inputs and of the outputs. On a grid
+    with one row, the layer is the first or the second layer of a pair. A first layer gathers the
+    samples of all ranks, and returns a slice of the features. A second layer returns all features
+    of this rank's samples.
 
+    opens: True for the first layer of a pair.
     dim: the batch dimension of the inputs.
-    arrange: returns a whole weight or bias in the order in which it is divided. The first dimension
-        of the result has the layer's outputs.
+    arrange: reorders a whole weight or bias, so that its first dimension, the outputs, can be
+        divided.
     """
 
     def __init__(
@@ -246,12 +242,7 @@ class _Linear(nn.Module):
 
 
 class _Norm(nn.Module):
-    """A LayerNorm whose features are divided among the ranks of a grid row.
-
-    For each sample, ranks exchange the mean and variance of their features. All ranks have equally
-    many features. The total mean is the mean of the ranks' means. The total variance is the mean of
-    the ranks' variances plus the variance of the ranks' means.
-    """
+    """A LayerNorm whose features are divided among the ranks of a grid row."""
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:
         super().__init__()
@@ -266,6 +257,8 @@ class _Norm(nn.Module):
         x = x.float() if x.dtype.itemsize < 4 else x
         pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
         means, variances = self.grid.gathered(pair[None], 0, self.grid.row).unbind(dim=1)
+        # All ranks have equally many features. The total variance is therefore the mean of the
+        # ranks' variances plus the variance of the ranks' means.
         mean = means.mean(dim=0)
         variance = variances.mean(dim=0) + means.var(dim=0, correction=0)
         found = (x - mean[..., None]) * (variance + self.eps).rsqrt()[..., None]
@@ -327,23 +320,17 @@ class _Attention(nn.Module):
 
 
 class _Sequence(nn.Sequential):
-    """An nn.Sequential with divided layers.
-
-    It cannot be indexed, because a rank holds only some of the features between divided layers.
-    """
+    """An nn.Sequential with divided layers, which cannot be indexed."""
 
     def __getitem__(self, index: Any) -> Any:
+        # a rank holds only some of the features between divided layers
         raise TypeError(
             "this nn.Sequential is divided among ranks, so it cannot be indexed; use strategy ddp"
         )
 
 
 def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
-    """Replace the layers of `run` in `model` by this rank's blocks of these layers.
-
-    On a grid with several rows, a hook before the run divides the features of its input. If the
-    output of the run is divided, a hook after its last layer restores all features.
-    """
+    """Replace the layers of `run` in `model` by this rank's blocks of these layers."""
     grid, opens = blocks.grid, run.opens
     dim, is_divided = 0, not grid.is_flat  # True while features are divided
     new: dict[nn.Module, nn.Module] = {}
@@ -455,8 +442,8 @@ def _is_changed(module: nn.Module) -> bool:
 def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
     """Count the elements that determine the communication of tensor parallelism for `model`.
 
-    `forward` calls the model with `batch` samples. Returns {} if no layer can be divided, else a
-    dictionary with these keys:
+    `forward` calls the model with `batch` samples. The result is empty if no layer can be divided.
+    Its keys are:
 
     divided_weights: elements of the weights of all divided layers.
     divided_inputs: elements per sample of the inputs of all divided layers.

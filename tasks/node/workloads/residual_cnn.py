@@ -1,4 +1,4 @@
-"""Build a residual network on small images. It is compute-bound and has small gradients."""
+"""Build a compute-bound residual network with small gradients, on small images."""
 
 from typing import Any
 
@@ -7,13 +7,11 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions with a shortcut.
-
-    The block uses group norm, because batch norm depends on the batch size per device.
-    """
+    """Two 3x3 convolutions with a shortcut."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        # not batch norm, which depends on the batch size per device
         self.body = nn.Sequential(
             nn.Conv2d(channels, channels, 3, padding=1, bias=False),
             nn.GroupNorm(4, channels),

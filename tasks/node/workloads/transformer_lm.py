@@ -1,4 +1,4 @@
-"""Build a decoder-only language model on synthetic text. It has gradients of medium size."""
+"""Build a decoder-only language model with gradients of medium size, on synthetic text."""
 
 from typing import Any
 

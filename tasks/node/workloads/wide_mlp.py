@@ -1,4 +1,4 @@
-"""Build an autoencoder with wide layers. It has large gradients and needs little arithmetic."""
+"""Build an autoencoder with wide layers, which has large gradients and needs little arithmetic."""
 
 from typing import Any
 

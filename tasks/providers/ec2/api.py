@@ -1,7 +1,7 @@
 """Call AWS by action name, written as in an IAM policy ("ec2:CreateFleet").
 
 If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
-unanswered requests. It is imported at the first call, so that commands that do not use AWS start
+unanswered requests. boto3 is imported at the first call, so that commands without AWS start
 quickly. Every wait has a time limit.
 """
 
@@ -106,7 +106,7 @@ class AwsClock:
 class Ec2Api:
     """The AWS calls that Srift needs.
 
-    `clients` takes (service, region) and returns a boto3 client. All waits use `clock`.
+    `clients` takes (service, region) and returns a boto3 client. `clock` is used for all waits.
     """
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
@@ -131,8 +131,10 @@ class Ec2Api:
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
         """Call `action`, and return the response, or {} if AWS's refusal is among `refusals`.
 
-        `refusals` has AWS error codes and kinds of error codes, such as "gone". The module `errors`
-        lists the kinds. Raises AwsRefused for any other refusal.
+        refusals: AWS error codes, and kinds of error codes, such as "gone" (see the module
+            `errors`).
+
+        Raises AwsRefused for a refusal that is not in `refusals`.
         """
         try:
             return self.ask(action, region, **words)
@@ -167,10 +169,9 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """Repeat `call` while EC2 does not find a new resource, and return the result.
+        """Repeat `call` until EC2 finds a resource that was just created, and return the result.
 
-        EC2 may need some seconds to find a resource that was just created, and boto3 does not retry
-        this error. Raises AwsRefused after half a minute, and at once for other errors.
+        Raises AwsRefused after half a minute, and at once for errors that do not mean "not found".
         """
         for pause_s in VISIBLE_AFTER_S:
             try:
@@ -201,10 +202,9 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the rows of DescribeSpotPriceHistory since time `at`.
+        """Return the spot prices in force since time `at`, as rows of DescribeSpotPriceHistory.
 
-        The prices in force at that time are included. The rows are for the types in `names`, or for
-        all types if `names` is empty.
+        names: the instance types. Empty means all types.
         """
         words: Answer = {"StartTime": at, "ProductDescriptions": ["Linux/UNIX"]}
         words |= {"InstanceTypes": names} if names else {}
@@ -221,7 +221,7 @@ class Ec2Api:
         """Return {instance id: description} from DescribeInstances.
 
         The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument adds no condition. Ids that EC2 does not know are left out.
+        empty argument adds no condition.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}
@@ -234,9 +234,8 @@ class Ec2Api:
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
         """Terminate the machines, and return the ids that EC2 does not know.
 
-        EC2 does not know machines that ended long ago, nor machines that have just been launched.
-        If it refuses the whole request because of an unknown id, each machine is terminated by a
-        separate request. Raises AwsRefused for any other refusal.
+        A machine that EC2 does not know ended long ago, or has just been launched. Raises
+        AwsRefused if EC2 refuses for another reason.
         """
         wanted = sorted(set(ids))
         try:
@@ -245,16 +244,17 @@ class Ec2Api:
         except AwsRefused as error:
             if error.kind != "gone":
                 raise
+            # EC2 may have refused the whole request because of one unknown id
             if len(wanted) == 1:
                 return {*wanted}
             return {name for each in wanted for name in self.terminate(region, [each])}
         return set()
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return DescribeImages' description of the machine image that an SSM parameter names.
+        """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
 
-        `parameter` is the name of the SSM parameter. The result is cached, so that all machines use
-        the same image. Raises AwsRefused if the image does not exist or is not available.
+        The result is cached, so that all machines use the same image. Raises AwsRefused if the
+        image does not exist or is not available.
         """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
@@ -290,8 +290,8 @@ def tag_filters(tags: Mapping[str, str]) -> Filters:
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    The result is {} if the file cannot be read, or if the environment variable AWS_ENDPOINT_URL or
-    AWS_ENDPOINT_URL_<service> is set.
+    The result is {} if the file cannot be read, or if a variable AWS_ENDPOINT_URL... is set,
+    because such a variable replaces AWS.
     """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
@@ -305,18 +305,19 @@ def spot_advisor() -> Answer:
 class Store:
     """Reads and writes the objects of one S3 bucket.
 
-    `region` is the region to which requests are sent. It may differ from the bucket's region until
-    `listed` is called, which sets it to the bucket's region.
+    `region` is the region to which requests are sent. `listed` sets `region` to the bucket's
+    region.
     """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return (list of the objects below `prefix`, time at which S3 sent the list's first page).
+        """Return (objects below `prefix`, time at which S3 sent the first page of the list).
 
-        The list has S3's entry for each object, with key, size and ETag. The time is Unix time on
-        S3's clock. No further page is requested once the list has more than `most` entries.
+        Each object is S3's entry, with key, size and ETag. The time is Unix time on S3's clock.
+
+        most: no further page is requested once the list has more than `most` objects.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

@@ -18,8 +18,8 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one mi
 class Group:
     """Machines of one instance type with consecutive ranks, launched by one CreateFleet request.
 
-    `first` is the rank of the first machine. `bids` maps each possible zone to the maximum price of
-    one machine in dollars per hour.
+    first: the rank of the first machine.
+    bids: {possible zone: maximum price of one machine in dollars per hour}.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Group:
 class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
-    `clusters` maps each possible zone to a copy of the cluster with that zone's prices. `groups`
-    are the cluster's machines in rank order, each group with machines of one instance type.
+    clusters: {possible zone: copy of the cluster with the zone's prices}.
+    groups: the cluster's machines in rank order. A group has machines of one instance type.
     """
 
     market: str
@@ -49,12 +49,10 @@ class Attempt:
 def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
 ) -> list[Attempt]:
-    """Return the attempts to launch `cluster`, in order.
+    """Return the attempts to launch `cluster`: in its market, then on-demand if in `markets`.
 
-    The first attempt uses the cluster's market. If this market is spot and `markets` includes
-    "on-demand", an on-demand attempt follows. An attempt uses those `zones` in which all instance
-    types of the cluster have a known price. An attempt without such a zone is left out. Prices come
-    from the cluster's offers. If these lack a price, the first matching offer in `offers` is used.
+    An attempt uses those `zones` in which the prices of all instance types are known. Without such
+    a zone, the attempt is left out. `offers` supplies prices that the cluster's offers lack.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -95,12 +93,12 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
     On-demand: the list price.
-    Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, if
-        known. It is never less than the current spot price.
+    Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, and
+        at least the current spot price.
 
-    The account's discount is not subtracted, because EC2 compares bids with list prices. If the
-    account's price in [ec2.prices] is higher, this price is returned. Spending caps then count what
-    the account pays.
+    A higher account price in [ec2.prices] replaces the bid, so that spending caps count what the
+    account pays. The account's discount does not lower the bid, because EC2 compares bids with list
+    prices.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -35,9 +35,8 @@ IMAGE_FAMILIES = frozenset(
 def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if no reason is known.
 
-    `image` is the SSM parameter that names the image. Images are for x86, so they do not run on ARM
-    types. Supported GPU families are known only for AWS's Deep Learning AMIs with PyTorch. The AMIs
-    with PyTorch before 2.10 do not support g6f and gr6f.
+    `image` is the SSM parameter that names the image. Supported GPU families are known only for
+    AWS's Deep Learning AMIs with PyTorch.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
@@ -74,19 +73,15 @@ _BEFORE_AMPERE = {"v100", "t4", "t4g"}
 
 
 def device_tflops(device: str) -> float | None:
-    """Return a device's peak TFLOP/s in fp32, without tensor cores; None if unknown.
-
-    The case of `device` is ignored.
-    """
+    """Return a device's peak TFLOP/s in fp32, without tensor cores; None if unknown."""
     return _TFLOPS.get(device.lower(), (None, None))[0]
 
 
 def most_tflops(device: str, precision: str) -> float | None:
     """Return an upper bound on one device's TFLOP/s in `precision`; None if the device is unknown.
 
-    If the device has TF32, the bound for fp32 is at least the TF32 rate, because PyTorch's
-    convolutions use TF32 by default. A fraction of a GPU ("L4 1/2") has that fraction of the GPU's
-    TFLOP/s.
+    The bound for fp32 includes TF32, which PyTorch's convolutions use by default. `device` may be a
+    fraction of a GPU ("L4 1/2").
     """
     name, _, divisor = device.lower().partition(" 1/")
     if name not in _TFLOPS:
@@ -100,9 +95,8 @@ def most_tflops(device: str, precision: str) -> float | None:
 def instance_type_of(answer: Answer) -> InstanceType:
     """Convert a description from DescribeInstanceTypes to an InstanceType.
 
-    The GPU memory is the number that EC2 reports (A10G: 22.35 GiB). If a machine has a fraction of
-    a GPU (`GpuPartitionSize` below 1), the device's name states it ("L4 1/2"). Raises ValueError if
-    the sustained network rate is unknown, and LookupError if a field is missing.
+    A device that is a fraction of a GPU has a name such as "L4 1/2". Raises ValueError if the
+    sustained network rate is unknown, and LookupError if a field is missing.
     """
     memory_gib, others = _gib(answer), answer.get("InferenceAcceleratorInfo", {})
     device, devices, device_memory_gib, tflops = "cpu", 1, memory_gib, None
@@ -138,30 +132,28 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    This is the sum of the rates of the cards in `efa_cards`. If the type does not support EFA, it
-    is the rate of the first card. Peak rates ("Up to 25 Gigabit") are not used, because they last
-    only for minutes. Raises ValueError if a rate is unknown.
-
-    The sum is limited to the rate that EC2 states for the whole machine. Some types list the whole
-    rate for each card: g6e.48xlarge has "400 Gigabit", and 400 on each of four cards.
+    The result is the sum of the rates of the cards in `efa_cards`. Without EFA, the rate of the
+    first card counts. The result is at most the rate that EC2 states for the whole machine. Raises
+    ValueError if a rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
+    # not the peak rate ("Up to 25 Gigabit"), which lasts only for minutes
     rates = [network["NetworkCards"][card].get("BaselineBandwidthInGbps") for card in attached]
     if not all(rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
     total = float(sum(rates))
     stated = _STATED.fullmatch(network.get("NetworkPerformance", ""))
     most = float(stated[2]) * int(stated[1] or 1) if stated else total
+    # Some types list the whole rate for each card: g6e.48xlarge has "400 Gigabit", and 400 on each
+    # of four cards.
     return most if total > _ROUNDED * most else total
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
     """Return the indices of the network cards that can have an EFA interface in a launch.
 
-    These are the first cards that support EFA, up to EC2's maximum number of EFA interfaces. The
-    result is empty if the type does not support EFA. On some types (p6-b300), the first card does
-    not support EFA, but others do.
+    The first card may be missing: on p6-b300, only later cards support EFA.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -190,9 +182,11 @@ def wanted(
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
     The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU on which the machine image runs.
-    `image` is the SSM parameter that names the image. Other patterns also match types that the
-    image does not support, because users may import measurements of such types.
+
+    image: the SSM parameter that names the image.
     """
+    # Patterns other than `gpu` also match types that the image does not support, because users may
+    # import measurements of such types.
     return [
         kind
         for kind in types
@@ -204,19 +198,16 @@ def wanted(
 def name_filters(patterns: Iterable[str]) -> list[str]:
     """Convert `patterns` of [ec2] instance_types to values of EC2's filter `instance-type`.
 
-    The values match every type that a pattern matches, and possibly others. EC2's filters have no
-    character sets such as `[56]`, so that `g[56].*` becomes `g?.*`. The pattern `gpu` becomes `g*`
-    and `p*`.
+    The filter may match more types than the patterns: `g[56].*` becomes `g?.*`, because EC2's
+    filters have no character sets.
     """
     found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
     return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])
 
 
 def is_gpu(kind: InstanceType) -> bool:
-    """Return True if the type has NVIDIA GPUs and an x86 CPU.
-
-    The names of EC2's GPU families begin with g or p. The exception is g4ad, which has AMD GPUs.
-    """
+    """Return True if the type has NVIDIA GPUs and an x86 CPU."""
+    # the names of EC2's GPU families begin with g or p, but g4ad has AMD GPUs
     named = kind.name[0] in _GPU_FAMILIES and not kind.name.startswith("g4ad.")
     return named and kind.device != "cpu" and _ARM.match(kind.name) is None
 

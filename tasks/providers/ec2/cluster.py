@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
 A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of machines of one type. Every request is written to the lease,
-the file that records the launch, before it is sent. The machines of a failed attempt are ended
-before the next attempt.
+CreateFleet request for each group of machines of one type. Before a request is sent, the lease (the
+file that records the launch) gets an entry for the request. The machines of a failed attempt are
+ended before the next attempt.
 """
 
 import threading
@@ -46,8 +46,9 @@ _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 class Ec2Cluster(RunningCluster):
     """The machines of one launch. Several threads may call its methods after `start`.
 
-    `lease` is the current content of lease.json. `script(seconds)` returns the user-data of a
-    machine that ends itself after `seconds`. `mirror` exchanges files with the machines.
+    lease: the current content of lease.json.
+    script: `script(seconds)` returns the user-data of a machine that ends itself after `seconds`.
+    mirror: exchanges files with the machines.
     """
 
     ready_within_s = 600.0
@@ -131,14 +132,11 @@ class Ec2Cluster(RunningCluster):
             self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`.
+        """Replace the machine with rank `node` by a machine of the same type, market and zone.
 
         Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
         ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
         passed.
-
-        The new machine has the same type, market and zone. The records and logs of the lost machine
-        are kept. Its state files, such as heartbeats, are deleted.
         """
         with self._lock:
             self.mirror.sync()
@@ -151,7 +149,7 @@ class Ec2Cluster(RunningCluster):
             return True
 
     def all_down(self) -> bool:
-        """Return True if all machines have ended. Return False if AWS does not respond."""
+        """Return True if AWS confirms that all machines have ended."""
         with self._lock:
             current = self.lease.current
             return self._look() and not any(self._alive(machine) for machine in current)
@@ -200,16 +198,15 @@ class Ec2Cluster(RunningCluster):
     def _carry_out(self, attempt: Attempt) -> None:
         """Launch all machines of the attempt, and store them in the lease with current prices.
 
-        The machines are launched in groups of one instance type. AWS chooses the zone of the first
-        group, and the other groups must use the same zone. Raises AwsRefused if AWS refuses a
-        request or a machine does not start, and NoCapacity if the machines' deadline has passed.
+        Raises AwsRefused if AWS refuses a request or a machine does not start, and NoCapacity if
+        the machines' deadline has passed.
         """
         if placement := placement_group(self.spec, attempt):
             self._create("ec2:CreatePlacementGroup", placement)
         machines: list[Ec2Machine] = []
         for group in attempt.groups:
             if machines:
-                zone = machines[0].zone
+                zone = machines[0].zone  # AWS chose the zone of the first group
                 group = replace(group, bids={zone: group.bids[zone]})
             machines += self._running(attempt, group)
         self._attempt = attempt
@@ -261,9 +258,8 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        The caller must raise the error if there are fewer ids than requested machines. If EC2's
-        response does not say whether machines were launched, this method searches for them by their
-        tags. Raises AwsRefused if the search fails.
+        The caller must raise the error if there are fewer ids than requested machines. Raises
+        AwsRefused if EC2's response is unclear, and the search for launched machines fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -289,15 +285,15 @@ class Ec2Cluster(RunningCluster):
         return [], unclear[0]
 
     def _create(self, action: str, request: Answer) -> None:
-        """Create an AWS resource that is free of charge. Does nothing if it already exists."""
+        """Create an AWS resource that is free of charge, unless it already exists."""
         self._api.ask_unless(("there",), action, self.lease.region, **request)
 
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
         Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
-        error's kind is "capacity", unless EC2's reason code begins with "Client.", which means
-        that the request is at fault.
+        error's kind is "capacity", unless EC2's reason code begins with "Client." (the request is
+        at fault).
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -328,9 +324,8 @@ class Ec2Cluster(RunningCluster):
     def _priced(self, cluster: Cluster) -> Cluster:
         """Return the cluster with the prices from which the cost of the launch is computed.
 
-        A spot cluster gets the current spot prices, but keeps its prices if AWS does not report
-        any. An on-demand cluster keeps its prices. The account's prices and discounts from
-        srift.toml are then applied.
+        Spot prices are replaced by current spot prices, if AWS reports them. The account's prices
+        and discounts are applied.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -386,7 +381,7 @@ class Ec2Cluster(RunningCluster):
     def _look(self) -> bool:
         """Read the machines' states from EC2, and store the end of each ended machine in the lease.
 
-        The end is stored as the time of this call. Returns False if AWS does not respond.
+        Returns False if AWS does not respond.
         """
         lease, now = self.lease, self._api.now()
         self._looked_at = now
@@ -409,19 +404,15 @@ class Ec2Cluster(RunningCluster):
         return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return False if EC2 reports that the machine has ended, or no longer lists it.
+        """Return False if EC2 reports that the machine has ended, or no longer lists the machine.
 
-        Returns True for a machine that EC2 has never listed, because it may be new.
+        Returns True for a machine that EC2 has never listed, because the machine may be new.
         """
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE
 
     def _state(self, machine: Ec2Machine) -> NodeState:
-        """Return the machine's state.
-
-        The state is derived from EC2's latest response, and from the interruption notice that the
-        machine has uploaded, if there is one.
-        """
+        """Return the machine's state from EC2's latest response and the interruption notice."""
         leaving_s = self._leaving_s(machine)
         if self._alive(machine):
             return NodeState(alive=True, leaving_s=leaving_s)
@@ -433,12 +424,7 @@ class Ec2Cluster(RunningCluster):
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
-        """Return the seconds until a spot interruption; None if the machine has uploaded no notice.
-
-        The machine reads the spot interruption notice from its metadata service and uploads it as
-        notice.json. Any other content of this file does not count as a notice. The seconds are
-        counted from the current time on S3's clock.
-        """
+        """Return the seconds until a spot interruption; None if there is no notice."""
         file = self.mailbox / f"node-{machine.rank}" / "notice.json"
         body = read_object(file) or {}
         if body.get("kind") != "interruption":

@@ -74,9 +74,10 @@ _SETTINGS = {
 class AwsRefused(ProviderError):
     """AWS refused a request or did not respond.
 
-    `code` is AWS's error code, or the name of botocore's exception. `kind` says what the code means
-    for a launch; the module's docstring lists the kinds. The message says what to do. It omits
-    AWS's message, which may quote a secret.
+    code: AWS's error code, or the name of botocore's exception.
+    kind: what the code means for a launch; the module's docstring lists the kinds.
+
+    The message omits AWS's message, which may quote a secret.
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:
@@ -88,10 +89,7 @@ class AwsRefused(ProviderError):
 
 
 def kind_of(code: str) -> str:
-    """Return the kind of an error code, such as "capacity". The module's docstring lists the kinds.
-
-    The kind is "final" for a code that is not in _CODES.
-    """
+    """Return the kind of an error code, such as "capacity"; "final" for an unknown code."""
     return _KINDS.get(code, "final")
 
 

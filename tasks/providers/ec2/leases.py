@@ -33,8 +33,7 @@ class Ec2Machine:
 
     usd_per_hour: the price, including the volume, the public IP address and S3 requests.
     group: the `group` of the `FleetRequest` that launched the machine.
-    current: True while the machine belongs to the cluster. It is False before the whole cluster
-        runs, and after the machine has been replaced.
+    current: True from the start of the whole cluster until the machine is replaced.
     rank: -1 if EC2's response was lost, and the machine was found only by its tags.
     download_usd: an upper bound in dollars on the cost of the machine's downloads.
     """
@@ -57,9 +56,11 @@ class Ec2Machine:
 class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
-    `group` is the value of the machines' tag srift:node-group. `usd_per_hour` is the maximum price
-    of one machine, plus the expected cost of its volume, IP address and S3 requests. `asked_at` is
-    the time of the request. `answered` is False until the launched machines are in the lease file.
+    group: the value of the machines' tag srift:node-group.
+    usd_per_hour: the maximum price of one machine, plus the expected cost of its volume, IP address
+        and S3 requests.
+    asked_at: the time of the request.
+    answered: False until the launched machines are in the lease file.
     """
 
     group: str
@@ -73,10 +74,11 @@ class FleetRequest:
 class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
-    `home` is the random token of the SRIFT_HOME that made the launch. `deployment`, `bucket` and
-    `prefix` are copied from srift.toml. `role_id` is the id of the machines' IAM role. `releasing`
-    is True if Srift tried to end the machines and some may still run. `fetched` is True when all
-    uploads have been downloaded.
+    home: the random token of the SRIFT_HOME that made the launch.
+    deployment, bucket, prefix: the values in srift.toml.
+    role_id: the id of the machines' IAM role.
+    releasing: True if Srift tried to end the machines and some may still run.
+    fetched: True when all uploads have been downloaded.
     """
 
     region: Region
@@ -112,8 +114,8 @@ class Ec2Lease(Lease):
     def by_userid(self) -> dict[str, Ec2Machine]:
         """Return {aws:userid: machine}, including machines that have been replaced.
 
-        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1,
-        which were found only by their tags, are left out.
+        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1
+        are left out.
         """
         return {
             f"{self.role_id}:{machine.instance_id}": machine
@@ -164,10 +166,7 @@ def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
-    """The EC2 leases of one SRIFT_HOME, and the time at which each region was last searched.
-
-    The reaper searches regions for machines that must end.
-    """
+    """The EC2 leases of one SRIFT_HOME, and the time of the reaper's last search of each region."""
 
     kind = Ec2Lease
 
@@ -192,8 +191,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def swept(self) -> dict[str, datetime]:
         """Return {region: time of the last complete search for overdue machines}.
 
-        Returns {} if no search has been stored. Raises ProviderError if the file with these times
-        cannot be read.
+        Raises ProviderError if the file with these times cannot be read.
         """
         advice = (
             "Machines may run in regions that srift.toml named earlier: check these regions in AWS,"
@@ -204,17 +202,17 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
 
-        If the time cannot be stored, no error is raised, and the earlier times stay.
+        If the time cannot be stored, no error is raised.
         """
         with suppress(OSError, ProviderError):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
+        """Return {lease id: (month of its end as YYYY-MM, cost in dollars)} of deleted leases.
 
-        Reads `spent_file`, which keeps the cost of deleted leases. Returns None if the file is
-        missing. Raises ProviderError if the file cannot be read.
+        Returns None if `spent_file`, which keeps these costs, is missing. Raises ProviderError if
+        the file cannot be read.
         """
         advice = (
             "Nothing was bought. Delete the file, look at AWS's bill, and run"
@@ -225,7 +223,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
         """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
-        The argument is {lease id: (month of the lease's end, cost in dollars)}. A month is YYYY-MM.
+        spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
+
         Raises ProviderError if the existing file cannot be read, and OSError if it cannot be
         written.
         """
@@ -256,12 +255,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
-        A lease without machines and requests is deleted, and returned unchanged. A lease with
-        requests but without machines has the outcome "refused" instead of `outcome`. If it has no
-        refusal, one is added. It says that the process ended before it stored AWS's answer.
+        - A lease without machines and requests is deleted, and returned unchanged.
+        - A lease with requests but without machines gets the outcome "refused" instead of
+          `outcome`.
 
-        If lease.json cannot be written, no error is raised. The lease on disk then stays open until
-        the reaper closes it.
+        If lease.json cannot be written, no error is raised. The lease on disk stays open until the
+        reaper closes it.
         """
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)

@@ -1,9 +1,11 @@
 """Copy a launch's files between S3 and a local folder, the mailbox.
 
-A machine's upload appears as a complete local file, whose modification time is the time at which S3
-stored it. This process (the controller) writes its files for a machine into the machine's folder
-`in/` on S3. It writes the manifest last, which lists the files with their SHA-256. A machine
-chooses the names of its uploads, but no upload is stored outside the machine's local folder.
+A machine's upload appears as a complete local file, with the modification time at which S3 stored
+the upload. A machine chooses the names of its uploads, but no upload is stored outside the
+machine's local folder.
+
+This process (the controller) writes its files for a machine into the machine's folder `in/` on S3.
+The last file is a manifest with the SHA-256 of all files.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
 stops, so that no machine is considered lost.
@@ -36,10 +38,10 @@ _KEPT = ("records/", "log-")  # files of a replaced machine that are still downl
 class Mirror:
     """Copies one launch's files between S3 and a local folder. Thread-safe.
 
-    `sync` exchanges files once. `start` starts a thread that sends changed local files to S3 every
-    second, and downloads the machines' new uploads every five seconds. `now_unix` is the time at
-    which the last download without errors began, as Unix time on S3's clock. Before the first
-    such download, it is -inf.
+    `sync` exchanges files once. `start` exchanges files in a thread until `stop` is called.
+
+    now_unix: the start of the last download without errors, as Unix time on S3's clock. Before the
+        first such download, `now_unix` is -inf.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -61,10 +63,7 @@ class Mirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait until the thread has finished its current uploads and downloads, and end it.
-
-        Does nothing if `start` was not called.
-        """
+        """Wait until the thread has finished its current uploads and downloads, and end it."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -76,10 +75,7 @@ class Mirror:
             return self.push() and pulled
 
     def pull(self) -> bool:
-        """Download new uploads. Return False if S3 or the local disk failed for any of them.
-
-        A failed download does not keep other uploads from being downloaded.
-        """
+        """Download new uploads. Return False if S3 or the local disk failed for any upload."""
         with self._lock:
             try:
                 listed, began = self._store.listed(self._under)
@@ -92,11 +88,10 @@ class Mirror:
             return complete
 
     def push(self) -> bool:
-        """Upload the controller's new and changed files for every machine of the cluster.
+        """Upload the controller's new and changed files for each current machine of the cluster.
 
-        Replaced machines get no files. Each machine also gets node.json, which has its rank and the
-        number of machines. A manifest, which lists all files with their SHA-256, is uploaded last.
-        Returns False if AWS refused an upload or a local file could not be read.
+        Each machine also gets node.json, which has its rank and the number of machines. Returns
+        False if AWS refused an upload or a local file could not be read.
         """
         with self._lock:
             try:
@@ -121,7 +116,7 @@ class Mirror:
         """Return (entry in `listed`, local path) for each new or changed upload.
 
         `listed` is S3's list of all objects of the launch. At most MOST_FILES uploads of each
-        machine are accepted. Measurement records take precedence over other files.
+        machine are accepted, measurement records first.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -137,8 +132,8 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        `stored` is the object's entry in S3's list. Some objects are skipped, and True is returned:
-        S3 no longer has the object, `path` is a folder, or a parent of `path` is a file.
+        `stored` is the object's entry in S3's list. An object that S3 has deleted, or that cannot
+        be stored at `path`, is not tried again.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -165,7 +160,7 @@ class Mirror:
         """Upload new and changed files for the machine with the aws:userid `userid`.
 
         `files` is {name: content} of all files that the machine must have. A manifest with the
-        SHA-256 of each file is uploaded last. Does nothing if no file has changed.
+        SHA-256 of each file is uploaded last.
         """
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
@@ -188,23 +183,19 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
     An upload may have at most MOST_BYTES, and its name must match the pattern _NAME. Only records
     and logs are accepted from a machine that has been replaced.
-
-    The pattern _NAME keeps a machine from writing into another machine's folder. The `*` in an IAM
-    policy also matches slashes. Machine A can therefore upload to
-    `<folder of machine B>/out/<folder of machine A>/`.
-    A folder's name (the aws:userid) has a colon, which _NAME does not allow.
     """
     kept = machine.current or name.startswith(_KEPT)
+    # The `*` in an IAM policy also matches slashes. Machine A can therefore upload to
+    # `<folder of machine B>/out/<folder of machine A>/`. _NAME rejects this name, because the name
+    # of a folder (the aws:userid) has a colon.
     plain = _NAME.fullmatch(name) is not None and ".." not in name
     return kept and plain and bool(stored["Size"] <= MOST_BYTES)
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return the local path for an upload, which is usually `path`.
+    """Return `path`, or a path in a separate folder if `path` has a different measurement record.
 
-    If `path` already has a different measurement record, the upload goes to a separate folder,
-    whose name has the machine's id. This happens if a replaced machine and its replacement have
-    both uploaded a record of the same run.
+    A replaced machine and its replacement may both upload a record of the same run.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

@@ -38,8 +38,9 @@ NO_BUCKET = (
 class Ec2Market:
     """The instance types and offers of EC2.
 
-    `choices` is the section [ec2] of srift.toml. `clients` and `clock` replace boto3's clients and
-    the real clock if they are not None.
+    choices: the section [ec2] of srift.toml.
+    clients: creates AWS clients; None means boto3's clients.
+    clock: None means the real clock.
     """
 
     name = "ec2"
@@ -59,8 +60,7 @@ class Ec2Market:
     def offers(self, now: datetime) -> list[Offer]:
         """Return the current offers from AWS in the markets that [ec2] `markets` names.
 
-        Each type has an on-demand offer per region and a spot offer per zone. An unknown price is
-        None.
+        Each type has an on-demand offer per region and a spot offer per zone.
         """
         types, advisor = self._live_types, Answer()
         if "spot" in self.choices.markets and self._given is None:
@@ -74,8 +74,8 @@ class Ec2Market:
     def known_offers(self) -> list[Offer]:
         """Return the latest offers from AWS, followed by the offers that ship with Srift.
 
-        The offers from AWS are those of the last call of `offers`. If there are none, AWS is
-        queried now. If this query fails, only the offers that ship with Srift are returned.
+        If `offers` has not been called, AWS is queried now. If the query fails, only the offers
+        that ship with Srift are returned.
         """
         if not self._latest_offers:
             with suppress(ProviderError):
@@ -86,10 +86,7 @@ class Ec2Market:
         return packaged_types(self.choices)
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them.
-
-        Srift ships no spot prices.
-        """
+        """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them."""
         if "on-demand" not in self.choices.markets:
             return []
         regions = self.choices.regions
@@ -180,20 +177,16 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the instance types that ship with Srift and that `choices` (section [ec2]) selects.
-
-    A type is selected if it matches one of the section's `instance_types`, and is offered in at
-    least one of the section's `regions`.
-    """
+    """Return the packaged types that match the `instance_types` and `regions` of `choices`."""
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, choices.ami_parameter)
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Return the on-demand offers in `region` from the snapshot that ships with Srift.
+    """Return the packaged on-demand offers in `region`, at the prices that this account pays.
 
-    The offers have the prices that this account pays according to `choices`, the section [ec2].
+    `choices` is the section [ec2], which has the account's prices and discounts.
     """
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
@@ -204,9 +197,11 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 def notes_on_types(choices: Ec2) -> list[str]:
     """Return warnings about the section [ec2] of srift.toml.
 
-    The warnings name regions and type patterns that are not in the snapshot that ships with Srift,
-    and the GPU families that the pattern `gpu` leaves out because the machine image does not
-    support them.
+    The warnings name:
+
+    - regions and type patterns that are not in the packaged snapshot
+    - GPU families that the pattern `gpu` leaves out, because the machine image does not support
+      them
     """
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)

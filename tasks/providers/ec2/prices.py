@@ -1,8 +1,7 @@
 """Parse AWS prices, and add the cost of volumes, public IP addresses and S3 requests to offers.
 
-AWS writes 0 for an unknown price. The prices of volumes, addresses and requests are AWS's list
-prices of November 2025. The volume price of an offer is that of its region. Spending caps use the
-prices of the most expensive region. This module does not call AWS.
+The prices of volumes, addresses and requests are AWS's list prices of November 2025. Spending caps
+use the prices of the most expensive region. This module does not call AWS.
 """
 
 import math
@@ -33,8 +32,7 @@ def known_price(value: object) -> float | None:
 def on_demand_prices(products: Iterable[Answer]) -> dict[str, float]:
     """Return {instance type: dollars per hour} from products of the Price List API.
 
-    If a type has several prices, the highest price is used. Types without a known price are left
-    out.
+    If a type has several prices, the highest price is used.
     """
     prices: dict[str, float] = {}
     for product in products:
@@ -67,8 +65,7 @@ def on_demand_offers(
 ) -> list[Offer]:
     """Return an on-demand offer for each type.
 
-    `prices` maps the name of a type to dollars per hour. A type that is not in `prices` gets the
-    price None.
+    prices: {name of a type: dollars per hour}. A type without an entry gets the price None.
     """
     return [
         Offer(
@@ -94,9 +91,9 @@ def spot_offers(
 ) -> list[Offer]:
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
-    `prices` has dollars per hour. `advisor` is the content of AWS's Spot Advisor file; {} if the
-    file was not read. A type that is missing from the file gets the highest interruption rate that
-    the file can state.
+    prices: dollars per hour; None if unknown.
+    advisor: the content of AWS's Spot Advisor file. A type that the file lacks gets the highest
+        interruption rate that the file can state.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -176,9 +173,10 @@ def download_usd(
 ) -> float:
     """Return an upper bound in dollars on the cost of one machine's downloads from S3.
 
-    The machine is in `region`. It downloads `files` objects, which have `size` bytes together.
-
+    size: the number of bytes of all objects together.
+    files: the number of objects.
     source: the bucket's region; "" if unknown.
+    region: the machine's region.
     public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
     nat_usd_per_gb: fee of the NAT gateway in dollars per GB.
     """
@@ -192,7 +190,8 @@ def download_usd(
 def upload_usd(size: int, files: int) -> float:
     """Return an upper bound in dollars on the cost of uploading objects and storing them a month.
 
-    `files` is the number of objects. `size` is the number of bytes of all objects together.
+    size: the number of bytes of all objects together.
+    files: the number of objects.
     """
     # a large object is begun, sent in parts and completed; a LIST has 1,000 objects
     requests = 3 * files + size / PART_BYTES + files / 1000 + 1
@@ -208,18 +207,18 @@ def storage_usd_per_hour(region: str, gib: float) -> float:
 
 
 def other_usd_per_hour(*, public: bool) -> float:
-    """Return the expected cost of one machine's S3 requests and public IP address.
+    """Return the expected dollars per hour of one machine's S3 requests and public IP address.
 
-    The result is in dollars per hour. `public` is True if the machine has a public address.
+    `public` is True if the machine has a public address.
     """
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
 def most_usd_per_hour_beside(gib: float) -> float:
-    """Return an upper bound on the cost of one machine besides its instance price.
+    """Return an upper bound in dollars per hour on one machine's cost besides its instance price.
 
-    The bound is in dollars per hour. It includes a volume of `gib` GiB, a public IP address and S3
-    requests, at the prices of the most expensive region. The spending caps use this bound.
+    The bound includes a volume of `gib` GiB, a public IP address and S3 requests, at the prices of
+    the most expensive region.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -229,12 +228,10 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, including all costs besides the instance price.
+    """Return `offers` at this account's prices, with volumes, public IP addresses and S3 requests.
 
-    These costs are the volume, the public IP address and S3 requests, per machine and hour. `terms`
-    is the section [ec2] of srift.toml, which has the account's prices and discounts. An offer's
-    `price_source` says if the price is an estimate that ships with Srift. The function is
-    idempotent.
+    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. The
+    function is idempotent.
     """
     found = []
     for offer in offers:
@@ -259,8 +256,7 @@ def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | 
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
     `public` is the public price; None if unknown. A price in [ec2.prices] takes precedence over a
-    discount in [ec2.discounts]. Without a price in [ec2.prices], an unknown public price gives
-    None. The reason is "" if the prices do not differ.
+    discount in [ec2.discounts]. The reason is "" if the prices do not differ.
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):

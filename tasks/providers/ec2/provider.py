@@ -29,11 +29,11 @@ NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bu
 
 
 class Ec2Provider(Ec2Market, Provider):
-    """Launches machines in the regions of srift.toml, with leases in `home`/leases-ec2.
+    """Launches machines in the regions of srift.toml.
 
-    A lease is the record of one launch. `node_package` is the folder with the code that machines
-    run. If `threaded` is False, no thread exchanges files with S3, and the caller must call
-    `Mirror.sync`.
+    home: SRIFT_HOME. The record of each launch, the lease, is in `home`/leases-ec2.
+    node_package: the folder with the code that machines run.
+    threaded: False if no thread exchanges files with S3. The caller must then call `Mirror.sync`.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class Ec2Provider(Ec2Market, Provider):
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster in its market, or on-demand if its market has no capacity.
 
-        `seed` has no effect. Yields the running cluster, and ends its machines after the block.
-        Raises LeaseUnreadable, before anything is launched, if a lease cannot be read. Raises
-        NotSupported, NoCapacity or ProviderError if the launch fails, and ProviderError after the
-        block if machines may still run.
+        Yields the running cluster, and ends its machines after the block. `seed` has no effect.
+
+        Raises:
+            LeaseUnreadable: before anything is launched, if a lease cannot be read.
+            NotSupported, NoCapacity, ProviderError: if the launch fails.
+            ProviderError: after the block, if machines may still run.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
         running = self._prepared(cluster, lease_id, deadline_s)
@@ -132,8 +134,8 @@ class Ec2Provider(Ec2Market, Provider):
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
         """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
 
-        Returns the lease. Its `fetched` is False if uploads are still missing, or if the lease
-        cannot be written to disk.
+        Returns the lease, whose `fetched` is False if uploads are still missing or the lease cannot
+        be written to disk.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)

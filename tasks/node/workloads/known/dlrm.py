@@ -1,7 +1,6 @@
 """Build DLRM, a deep learning recommendation model (arXiv:1906.00091), on synthetic clicks.
 
-The defaults are the authors' model for Criteo's Kaggle data. It has 540 million parameters, most of
-them in embedding tables.
+The defaults are the authors' model for Criteo's Kaggle data, with 540 million parameters.
 """
 
 from collections.abc import Sequence
