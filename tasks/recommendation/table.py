@@ -30,7 +30,7 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    If the provider's machines cost money, a doubtful first choice names a run to measure first.
+    If machines cost money, a doubtful first choice may name a run to measure first.
 
     runs: a row per measured setup of all workloads (see `measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.

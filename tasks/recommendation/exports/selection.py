@@ -75,7 +75,7 @@ class Selection:
         """Return the requested row, followed by the rows that can replace it.
 
         A replacement is ranked below the requested row, probably meets the constraint, and costs at
-        most _MOST_DEARER times as much.
+        most _MOST_DEARER times as much (if the prices are known).
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         below = [one for one in self.ranks if one.rank > self.first.rank]
