@@ -1,8 +1,7 @@
-"""Append rows to the raw tables. A row whose key is already stored is skipped.
+"""Append rows to the raw tables, except rows whose key is already stored.
 
-Each function takes an open connection, so that a caller can make several appends in one
-transaction (`Warehouse.transact`). All public functions except `note_import` and `in_utc` return
-the number of new rows. Times are stored in UTC.
+Each function takes an open connection, so that a caller can make several appends in one transaction
+(`Warehouse.transact`). Times are stored in UTC.
 """
 
 import json
@@ -42,14 +41,14 @@ def append_records(
 ) -> int:
     """Append run records to the table raw_runs, and return the number of new rows.
 
-    bodies: records as dictionaries (tasks/node/record.py). `body["setup"]` is the run's setup. A
-    value that cannot be cast to the type of its column is stored as null, because a machine may
-    write an invalid record.
+    bodies: records as dictionaries (tasks/node/record.py). A value that cannot be cast to the type
+    of its column is stored as null.
     """
     stamp = {"refresh_id": refresh_id, "loaded_at": in_utc(loaded_at).isoformat()}
     texts = [json.dumps({**body, **stamp}) for body in bodies]
     types = _columns(connection, "raw_runs")
     connection.register("texts", pa.table({"body": pa.array(texts, pa.string())}))
+    # A machine may write an invalid record.
     values = ", ".join(
         f"try_cast(body {'->>' if kind == 'VARCHAR' else '->'} '$.{name}' as {kind}) as {name}"
         for name, kind in types.items()
@@ -69,8 +68,7 @@ def note_import(
     """Record that an import was made, or that it was forgotten (undone).
 
     event: "imported" or "forgotten".
-    files: (name of the measurement file, name of the facts file). A name is None if the import has
-    no such file.
+    files: (name of the measurement file or None, name of the facts file or None).
     """
     file, facts_file = files
     row = {"import_id": import_id, "event": event, "file": file, "facts_file": facts_file}
@@ -80,8 +78,8 @@ def note_import(
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
     """Append workload definitions or facts that differ from the workload's newest stored row.
 
-    A definition comes from srift.toml and has a `digest`. Facts (parameters, FLOPs, ...) come from
-    an import, and have an empty `digest` and an `import_id`.
+    workloads: definitions from srift.toml, with a `digest`; or facts (parameters, FLOPs, ...) from
+    an import, with an empty `digest` and an `import_id`.
     stamp: columns to add to every row.
     """
     rows = [dict(row) | stamp for row in workloads]
@@ -100,9 +98,8 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
-    """Append each row that differs from the newest stored row with the same key.
+    """Append rows that differ from the newest stored row with the same key, and count them.
 
-    Returns the number of new rows.
     key: SQL expressions that form the key, separated by commas.
     """
     names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
@@ -122,7 +119,8 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
     """Append the rows whose key `table` does not have yet, and return the number of new rows.
 
-    stamp: columns to add to every row. Raises ValueError if a row has a column that `table` lacks.
+    stamp: columns to add to every row.
+    Raises ValueError if a row has a column that `table` lacks.
     """
     return _append_chosen(
         connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
@@ -132,8 +130,8 @@ def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any
 def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
     """Insert the result of an SQL query on `rows` into `table`, and return the number of new rows.
 
-    chosen: the query. It reads `rows` as the relation `incoming`. Raises ValueError if a row has a
-    column that `table` lacks.
+    chosen: the query, which reads `rows` as the relation `incoming`.
+    Raises ValueError if a row has a column that `table` lacks.
     """
     if not rows:
         return 0
@@ -157,10 +155,9 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
     """Insert the result of a query into `table`, and return the number of new rows.
 
+    A row is skipped if its key (_KEYS) is already stored or occurs earlier in the result.
     chosen: the SQL query.
     columns: the names of the result's columns.
-    _KEYS names the columns of a table's key. A row is skipped if its key is already stored or
-    occurs earlier in the result. If the table is not in _KEYS, no row is skipped.
     """
     keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
     names = ", ".join(f'"{name}"' for name in columns)
@@ -194,5 +191,5 @@ def _columns(connection: Connection, table: str) -> dict[str, str]:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return the time in UTC as a naive datetime. A naive datetime is returned unchanged."""
+    """Return the time in UTC as a naive datetime; a naive `moment` must already be in UTC."""
     return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment

@@ -85,7 +85,7 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """The path of the backup. Each refresh replaces the backup at its end."""
+        """The path of the backup, which each refresh replaces at its end."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:
@@ -103,11 +103,10 @@ class Warehouse:
 
     @contextmanager
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with an open transaction.
+        """Yield a connection with a transaction, which is committed at the end of the block.
 
-        The transaction is committed at the end of the block, or rolled back if the block raises.
-        Transactions cannot be nested. Raises WarehouseBusy if another process or thread uses the
-        file.
+        An exception in the block rolls the transaction back. Transactions cannot be nested. Raises
+        WarehouseBusy if another process or thread uses the file.
         """
         with self._open(read_only=False) as connection, transaction(connection):
             yield connection
@@ -116,8 +115,7 @@ class Warehouse:
     def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a read-only connection, or a connection to an empty warehouse if there is no file.
 
-        The empty warehouse is in memory and has all tables and views. Raises WarehouseBusy if
-        another process or thread uses the file.
+        Raises WarehouseBusy if another process or thread uses the file.
         """
         with (
             self._open(read_only=True)
@@ -169,9 +167,9 @@ class Warehouse:
             partial.unlink(missing_ok=True)
 
     def restore(self) -> Path:
-        """Replace the file with the backup, and keep the damaged file under another name.
+        """Replace the file with the backup, and return the new path of the damaged file.
 
-        Returns the new path of the damaged file. Raises WarehouseMissing if there is no backup.
+        Raises WarehouseMissing if there is no backup.
         """
         if not self.backup.exists():
             raise WarehouseMissing(
@@ -197,7 +195,7 @@ class Warehouse:
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection. Other threads wait until the block ends."""
+        """Yield a connection, while other threads wait."""
         with self._alone(), self._connect(read_only=read_only) as connection:
             yield connection
 
@@ -310,8 +308,8 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     """Create the tables if the database is empty.
 
-    name: the name of the database in error messages. Raises WarehouseError if another version of
-    Srift created the existing tables.
+    name: the name of the database in error messages.
+    Raises WarehouseError if another version of Srift created the existing tables.
     """
     text = SCHEMA.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,7 @@
 """Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
-Readers use these copies and never open the pipeline's DuckDB file. Any DuckDB 1.x or 2.x client can
-open them. Each copy is written under a temporary name and then renamed, so that a reader that has
-the old copy open can finish.
+Readers open these copies, with any DuckDB 1.x or 2.x client, and never the pipeline's DuckDB file.
+New copies replace old copies by renaming, so that a reader of an old copy can finish.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     """Replace the published files in `folder`, and return their paths.
 
     The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
-    Raises WarehouseError or OSError if a file cannot be written. The previous files are then
-    unchanged.
+    Raises WarehouseError or OSError, and keeps the previous files, if a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "recommendations.duckdb"
@@ -120,9 +118,9 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the content of the file at `path` with `text`.
+    """Replace the content of the file at `path` with `text`, completely or not at all.
 
-    Raises OSError if the text cannot be written. The file is then unchanged.
+    Raises OSError if the text cannot be written.
     """
     beside = _beside(path)
     try:
@@ -154,8 +152,8 @@ def read_published(
 def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
     """Return how well the provider's published predictions matched later measurements.
 
-    The result is the provider's row of report/ledger_summary.sql: counts and regrets of published
-    first choices that were measured afterwards. The result is {} if no choice was measured.
+    The result is the provider's row of report/ledger_summary.sql, or {} if no published choice was
+    measured.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
@@ -166,7 +164,7 @@ def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
 
 
 def published_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the published table. Missing values are None, and times are in UTC.
+    """Return the rows of the published table, with None for missing values and times in UTC.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
@@ -198,7 +196,7 @@ def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NaN to None, and mark a time as UTC. Return other values unchanged."""
+    """Return `value`, with NaN converted to None, and a time marked as UTC."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

@@ -1,8 +1,10 @@
 """Stage, check and load a measurement file, which holds step times measured elsewhere.
 
-`stage` reads the rows into the temporary table `staged` (importing/stage.sql). `problems` checks
-the staged rows (importing/problems.sql), and `append_imports` loads them. All functions use the
-caller's connection, so that one transaction can cover the three steps.
+1. `stage` reads the rows into the temporary table `staged`.
+2. `problems` checks the staged rows.
+3. `append_imports` loads the staged rows.
+
+All functions use the caller's connection, so that one transaction can cover the three steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +38,8 @@ def scratch() -> Connection:
 def stage(connection: Connection, table: pa.Table) -> None:
     """Load the rows of a measurement file into the temporary tables `texts` and `staged`.
 
-    `texts` has the columns COLUMNS as text, with '' for a missing value. `staged` has the same rows
-    with typed columns (importing/stage.sql).
+    `texts` has the columns COLUMNS as text, with '' for a missing value. `staged` has typed columns
+    (importing/stage.sql).
     table: the rows of the file, with an additional column `place`: the line or row number.
     """
     connection.register("incoming", table)
@@ -68,7 +70,7 @@ def remember(connection: Connection) -> None:
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
     """Count how the imported rows and facts have changed since the call of `remember`.
 
-    Returns {kind of change: count}. importing/changes.sql lists the kinds.
+    Returns {kind of change in importing/changes.sql: count}.
     workloads: new, changed and unchanged facts are counted only for these workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
@@ -79,9 +81,11 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
 
     `place` is the line or row number in the file.
-    known: the permitted values. `precisions`, `strategies`, `modes` and `providers` are lists. A
-    mode is a strategy and its switches, separated by a space. `latest` is the latest permitted time
-    of a measurement.
+    known: the permitted values:
+
+        precisions, strategies, providers: lists of names.
+        modes: list of modes. A mode is a strategy and its switches, separated by a space.
+        latest: the latest permitted time of a measurement.
     """
     return _ask(connection, "problems", known)
 
@@ -94,8 +98,8 @@ def implausible(
     `place` is the line or row number in the file.
     types: one row per known instance type and precision, with the columns provider, name, precision
     and peak_tflops.
-    workloads: every staged row of these workloads is checked. Staged rows of other workloads are
-    checked only if they are new or their import was forgotten (undone).
+    workloads: every staged row of these workloads is checked. Of other workloads, only new rows are
+    checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -103,10 +107,9 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of staged rows for each name, as `counts[kind][name]`.
+    """Return the number of staged rows for each name, such as `counts["workload"]["vit"]`.
 
-    For example, `counts["workload"]["vit"]` is the number of rows of workload `vit`. The kinds are
-    listed in importing/counts.sql.
+    importing/counts.sql lists the kinds of names.
     """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):
@@ -117,7 +120,7 @@ def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
 def staged_frame(connection: Connection) -> pd.DataFrame:
     """Return the staged rows in the file's order, as a frame with the columns COLUMNS.
 
-    If a row has no run_id, its run_id is a digest of its values.
+    A missing run_id is replaced by a digest of the row's values.
     """
     columns = ", ".join(
         "coalesce(run_id, row_digest) as run_id" if name == "run_id" else name for name in COLUMNS
@@ -128,8 +131,7 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 def counted_before(connection: Connection) -> tuple[int, int]:
     """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
 
-    A row is new if it is not stored yet, or if its import was forgotten (undone). The second count
-    is of rows whose run_id is already stored with another step_s.
+    A row is new if it is not stored yet, or if its import was forgotten (undone).
     """
     found = connection.execute("""
         select
@@ -147,9 +149,8 @@ def append_imports(
 ) -> int:
     """Append the staged rows to the table raw_imports, and return the number of new rows.
 
-    Rows that an earlier import loaded are not appended again. Instead, the table raw_import_rows
-    records that the import `import_id` has these rows too. `file_digest` is the digest of the
-    file's content.
+    A row of an earlier import is not appended again, but recorded as a row of `import_id` too.
+    file_digest: the digest of the file's content.
     """
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))

@@ -1,8 +1,7 @@
 """Share a warehouse between machines with DuckLake, whose catalogue is in PostgreSQL.
 
-DuckLake has no primary keys, so two writers could store the same key twice. Therefore only the
-holder of a PostgreSQL advisory lock may write. Each process creates the views in memory, because
-the catalogue does not store them.
+Only the holder of a PostgreSQL advisory lock may write, because DuckLake has no primary keys. Each
+process creates the views in memory, because the catalogue does not store them.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class SharedWarehouse(Warehouse):
             pass
 
     def carry_over(self, file: Warehouse) -> dict[str, int]:
-        """Copy the rows of `file` that this warehouse lacks. Return {table: number of rows}."""
+        """Copy the rows of `file` that this warehouse lacks, and return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
             names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
@@ -127,8 +126,8 @@ class SharedWarehouse(Warehouse):
     def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a connection with an open transaction, as `Warehouse.transact` does.
 
-        This process holds the lock for writers during the block. If it loses the lock, the
-        transaction is rolled back at the end of the block, and WarehouseError is raised.
+        Raises WarehouseError at the end of the block, after a rollback, if this process has lost
+        the lock for writers.
         """
         with super().transact() as connection:
             yield connection
@@ -157,8 +156,7 @@ class SharedWarehouse(Warehouse):
     def _turn(self) -> Iterator[None]:
         """Hold the advisory lock for writers during the block.
 
-        PostgreSQL releases the lock if this process or its machine dies. Raises WarehouseBusy if
-        another process does not release the lock within `wait_s` seconds.
+        Raises WarehouseBusy if another process does not release the lock within `wait_s` seconds.
         """
         with _session(self.lake).cursor(_VIEWS_FIRST) as connection:
             connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
@@ -195,10 +193,7 @@ class SharedWarehouse(Warehouse):
 
 
 class _Session:
-    """The DuckDB instance of this process, with the shared warehouse attached.
-
-    The instance is kept, because attaching takes half a second.
-    """
+    """The DuckDB instance of this process, with the shared warehouse attached."""
 
     def __init__(self, lake: Lake) -> None:
         self._has_views, self._making_views = False, threading.Lock()
@@ -234,7 +229,7 @@ class _Session:
             yield connection
 
     def make_views(self, warehouse: SharedWarehouse) -> None:
-        """Create missing tables and all views at the first call. Later calls do nothing.
+        """Create missing tables and all views, at the first call only.
 
         Raises WarehouseError if another version of Srift created the tables.
         """
@@ -248,9 +243,9 @@ class _Session:
             self._has_views = True
 
 
-@cache
+@cache  # attaching the warehouse takes half a second
 def _session(lake: Lake) -> _Session:
-    """Return the DuckDB session of this process. The first call creates the session."""
+    """Return the DuckDB session of this process."""
     return _Session(lake)
 
 
@@ -266,10 +261,7 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
 
 
 def _holder(connection: duckdb.DuckDBPyConnection) -> str:
-    """Return the name of the process that holds the lock for writers.
-
-    Returns "another process" if the name is unknown.
-    """
+    """Return the name of the process that holds the lock for writers, or "another process"."""
     _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"
@@ -328,10 +320,9 @@ def _address(lake: Lake) -> str:
 def _copied(
     old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
 ) -> int:
-    """Copy rows of `table` from `old` to `connection`, and return the number of copied rows.
+    """Copy rows of `table` that `connection` lacks from `old`, and return their number.
 
-    Rows that `connection` already has are skipped. If the table has a column `noted_order`, which
-    numbers the rows in the order of insertion, the copied rows keep this order.
+    The copied rows keep the order of insertion (`noted_order`), if the table stores the order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

@@ -40,9 +40,8 @@ class Publication:
 def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication) -> int:
     """Store a table of recommendations if every check passes, and return the number of new rows.
 
-    rows: the rows of the table. If the publication id is already stored, nothing is stored and the
-    result is 0. Raises PublicationRefused if a check fails, WarehouseBusy if another process holds
-    the warehouse, and ValueError if a column is unknown.
+    Returns 0 if the publication id is already stored. Raises PublicationRefused if a check fails,
+    WarehouseBusy if another process holds the warehouse, and ValueError if a column is unknown.
     """
     header = asdict(publication)
     stamp = {name: header[name] for name in _STAMPED}

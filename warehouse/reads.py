@@ -69,12 +69,10 @@ _LEARNED_RUNS = f"""
 
 
 def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str]) -> pd.DataFrame:
-    """Return one row for each setup of the workloads that has a measurement.
+    """Return one row for each measured setup of the workloads.
 
-    The columns are SETUP, `runs` (the number of measurements of the setup) and `measured_at` (the
-    time of the newest measurement). SETUP names the columns that identify a setup: workload,
-    cluster, batch per device, strategy, and so on. If there is no warehouse file, the frame is
-    empty.
+    The columns are SETUP (workload, cluster, batch per device, strategy, ...), `runs` (number of
+    measurements) and `measured_at` (time of the newest measurement).
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
@@ -96,10 +94,8 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured, and a selection of the imported runs. The
-    selection has at most MOST_SETUPS setups, spread evenly over workloads and clusters. It has the
-    newest runs of each selected setup, at most MOST_REPEATS. A setup is a combination of values in
-    the columns SETUP: workload, cluster, batch per device, strategy, and so on.
+    The frame `runs` has all runs that Srift measured. Of imported runs, the frame has at most
+    MOST_SETUPS setups, with the newest MOST_REPEATS runs of each setup.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
@@ -110,7 +106,7 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a digest of the frames' contents. The order of rows and columns does not matter."""
+    """Return a digest of the frames' contents, regardless of the order of rows and columns."""
     whole = hashlib.sha256()
     for name, frame in sorted(frames.items()):
         header, *lines = frame.sort_index(axis=1).to_csv(index=False).splitlines()
@@ -119,10 +115,9 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
-    """Return the spot interruption rates that the provider publishes.
+    """Return the provider's spot interruption rates, {instance type: interruptions per hour}.
 
-    The result is {instance type: interruptions per hour}. A rate is the mean over all regions and
-    zones of the newest offers.
+    A rate is the mean over all regions and zones of the newest offers.
     """
     query = """
         select instance_type, avg(interruptions_per_hour)
@@ -175,10 +170,14 @@ SPEND_BY = {
 def lease_spend(
     warehouse: Warehouse, provider: str, by: str, since: datetime
 ) -> list[dict[str, Any]]:
-    """Return the cost of leases by group. A lease is the record of a launch.
+    """Return the cost of leases (records of launches) by group, with the total as the first row.
 
-    The columns are `of` (name of the group), `leases` (number of leases), `runs` (number of runs),
-    and `usd` (dollars; None if a price is unknown). The first row is the total of all groups.
+    The columns are:
+
+        of: name of the group.
+        leases: number of leases.
+        runs: number of runs.
+        usd: dollars; None if a price is unknown.
 
     by: how to group the leases, a key of SPEND_BY.
     since: leases that ended before this time are left out.

@@ -6,7 +6,8 @@ lease.json is written before machines are requested, so that no machine runs wit
                   controller   lock file, held by the process that launched the machines
                   mailbox/     the machines' files, kept until the warehouse has loaded them
 
-The kernel releases the lock if that process dies. The launch then counts as abandoned.
+A launch counts as abandoned if no process holds the lock. The kernel releases the lock when the
+process dies.
 """
 
 import fcntl
@@ -38,7 +39,7 @@ L = TypeVar("L", bound=Lease)
 class LeaseFolder(Generic[L]):
     """The leases (records of launches) in the folder `root`.
 
-    `kind` is the class of the leases: `Lease` or a subclass.
+    kind: the class of the leases, `Lease` or a subclass.
     """
 
     kind: type[L]
@@ -61,10 +62,9 @@ class LeaseFolder(Generic[L]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold an exclusive lock on this folder during the block. Waits until the lock is free.
+        """Wait for an exclusive lock on this folder, and hold the lock during the block.
 
-        Leases are created and reaped (ended by `srift reap`) only with this lock. The kernel
-        releases the lock if the process dies.
+        Callers must hold the lock to create or reap (end) leases.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
@@ -74,8 +74,8 @@ class LeaseFolder(Generic[L]):
     def create(self, lease: L) -> None:
         """Create the lease's folder with lease.json, and lock its file `controller`.
 
-        The lock shows other processes that this process, which makes the launch, is alive. Raises
-        ProviderError if the folder exists already or lease.json cannot be written.
+        The lock shows other processes that this process is alive. Raises ProviderError if the
+        folder exists already or lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -94,28 +94,24 @@ class LeaseFolder(Generic[L]):
             ) from error
 
     def _controller_alive(self, lease_id: str) -> bool:
-        """Return True if the process that created the lease is alive.
-
-        Uses a file lock, not a PID, so that a process in another container is found too. Returns
-        True if the lock file cannot be read. The lease then ends at its deadline.
-        """
-        try:
+        """Return True if the process that created the lease is alive or cannot be checked."""
+        try:  # unlike a PID, a file lock also shows a process in another container
             with (self.directory(lease_id) / "controller").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except OSError:  # another process holds the lock, or the file cannot be read
+        except OSError:  # the lock is held, or the file is unreadable: the deadline ends the lease
             return True
         return False
 
     def release(self, lease_id: str) -> None:
-        """Release this process's lock on the lease. The launch then counts as abandoned."""
+        """Release this process's lock on the lease, so that the launch counts as abandoned."""
         descriptor = _CONTROLLED.pop(self.directory(lease_id), None)
         if descriptor is not None:
             os.close(descriptor)
 
     def write(self, lease: L) -> None:
-        """Write lease.json. Raises OSError on failure; the previous file is then kept."""
+        """Write lease.json atomically. Raises OSError on failure."""
         body = self._schema.dump_python(lease, mode="json")
         replace_durably(self.directory(lease.lease_id) / "lease.json", body)
 
@@ -158,8 +154,7 @@ class LeaseFolder(Generic[L]):
     def stored(self) -> list[Lease]:
         """Return every lease, including ended leases and unreadable leases.
 
-        Of an unreadable lease, only the id is known. Its price is None. Its start and deadline are
-        the modification time of its folder. Its `problem` says why it cannot be read.
+        An unreadable lease has an id, and a `problem` that says why it cannot be read.
         """
         found: list[Lease] = []
         for lease_id in self.ids():
@@ -182,15 +177,11 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the held leases and the unreadable leases.
-
-        A lease is held while its machines may run, and until all files of the machines are on this
-        computer.
-        """
+        """Return leases with running machines or pending downloads, and unreadable leases."""
         return [lease for lease in self.stored() if lease.is_held]
 
     def forget(self, lease_id: str) -> None:
-        """Delete a lease's folder with its mailbox. Does nothing if there is no folder."""
+        """Delete a lease's folder with its mailbox."""
         self.release(lease_id)
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
@@ -205,11 +196,10 @@ class LeaseFolder(Generic[L]):
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease that has no lease.json, but keep its measurement records.
+        """Delete the folder of a lease without lease.json, but keep measurement records.
 
-        If its mailbox (the folder with the machines' files) has records, the mailbox is moved to
-        `rejected/` in SRIFT_HOME. If that fails, nothing is deleted. Returns a sentence that says
-        what happened to the records.
+        The records are moved to `rejected/` in SRIFT_HOME. If the move fails, nothing is deleted.
+        Returns a sentence that says what happened to the records.
         """
         mailbox, what = self.mailbox(lease_id), "it has no records"
         if any(mailbox.glob("node-*/records/*.json")):
@@ -227,7 +217,7 @@ class LeaseFolder(Generic[L]):
 def replace_durably(path: Path, body: Any) -> None:
     """Write `body` as JSON to `path` atomically, and wait until it is on disk.
 
-    Raises OSError on failure; the previous file is then kept.
+    Raises OSError on failure.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

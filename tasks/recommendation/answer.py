@@ -47,7 +47,7 @@ _STRATEGIES = (
 class Question:
     """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    samples, batch: samples of the whole job and global batch. They override srift.toml.
+    samples, batch: samples of the whole job and global batch, instead of the values in srift.toml.
     tokens: tokens of the whole job, instead of `samples`, for a transformer.
     transformer: facts about a transformer that is not a workload of srift.toml.
     by_gpu: if True, the answer has the first choice for each kind of device.
@@ -65,17 +65,17 @@ class Question:
 
 
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
-    """Return at most `top` rows that answer the question, best first.
+    """Return the rows that answer the question, best first.
 
-    If `question.by_gpu` is True, the rows are the first choices for each kind of device instead.
-    If it is False, the first row has three additional keys:
+    If `question.by_gpu` is True, there is one row for each kind of device. If `question.by_gpu` is
+    False, there are at most `top` rows, and the first row has three additional keys:
 
         frontier: the Pareto frontier of expected hours and dollars.
         candidates: the number of candidates.
         pilots: the result of `pilots_for` with at most `pilots` runs; None if `pilots` is 0.
 
-    If there is no model, a first model is fitted to step times of the public data set. This happens
-    only for a transformer, or for a workload without other step times.
+    If there is no model, a first model is fitted to the public data set. The workload must then be
+    a transformer, or have only public step times.
 
     Raises:
         SettingsError: if the workload is unknown, or its samples or global batch are unknown.
@@ -121,11 +121,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. For a device without a row in `planned`, the planner
-    runs again with the offers of this device alone.
+    planned: the planner's rows, best first. The planner runs again for each device without a row.
 
-    Rows that meet the deadline or budget come first, then rows that miss it. Rows without a cluster
-    come last; their reason says why no cluster was found. The ranks follow this order.
+    Rows that meet the deadline or budget have the first ranks. Rows without a cluster have the last
+    ranks, and a reason that says why no cluster was found.
     """
     rows = [row for row in planned if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -159,10 +158,8 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
 def _workload(workspace: Workspace, question: Question) -> Workload:
     """Return the workload of the question, with the question's goal as its only goal.
 
-    The definition comes from the question's transformer, from srift.toml or from an import.
-
     Raises:
-        SettingsError: if the workload, its samples or its global batch are unknown. Also if the
+        SettingsError: if the workload, its samples or its global batch are unknown, or if the
             question has tokens but the workload has no sequence length.
     """
     name, settings = question.workload, workspace.settings
@@ -197,7 +194,7 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     """Return a workload for the transformer with these facts.
 
     The workload allows bf16 with each of _STRATEGIES, with and without activation checkpointing.
-    The global batch has about USUAL_TOKENS tokens. The number of samples is 0, which means unknown.
+    The global batch has about USUAL_TOKENS tokens. The number of samples is 0 (unknown).
     """
     batch = math.ceil(USUAL_TOKENS / facts["sequence"])
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
@@ -216,8 +213,7 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 def _imported(workspace: Workspace, name: str) -> Workload:
     """Return the imported workload `name`, with its facts.
 
-    The global batch is 0, because imports do not state a batch. The number of samples is 0 if
-    unknown.
+    A global batch or number of samples of 0 means unknown.
 
     Raises:
         SettingsError: if the workload is unknown.

@@ -77,8 +77,8 @@ class Case:
         """Return the case of `workload`, with facts from the warehouse.
 
         runs: a row per measured setup, also of other workloads.
-        experience: interruptions, start-up times and costs of earlier launches; None means that
-        they are read from the warehouse.
+        experience: interruptions, start-up times and costs of earlier launches; None reads them
+        from the warehouse.
         """
         case = cls(
             workspace=workspace,
@@ -145,8 +145,7 @@ class Case:
     def plan(self, *, top: int = 5) -> Recommendation:
         """Run the planner, and return its recommendations as rows of the published table.
 
-        `stamped` adds the columns that the planner does not know, such as the provider. If nothing
-        can be predicted, the row of each goal has the status "unknown" and the reason.
+        If nothing can be predicted, each goal has a row with the status "unknown" and the reason.
 
         top: maximum number of clusters for each goal.
         """
@@ -167,10 +166,8 @@ class Case:
     def stamped(self, found: Recommendation) -> Recommendation:
         """Return the planner's answer `found`, with rows that have all published columns.
 
-        The added columns are the provider, the model version, the time of the newest measurement,
-        the time of the oldest price, and the source of the interruption rates. The column
-        `placement_score` is added with the value None. Notes and warnings are added to the reasons.
-        The column `offers` is removed.
+        The new columns include the provider, the model version and the time of the prices. The
+        reasons get the case's notes and warnings.
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None
         if not pd.isna(newest):  # the warehouse's times are UTC
@@ -193,10 +190,7 @@ class Case:
 
 
 def planned(planning: partial[Recommendation]) -> Recommendation:
-    """Call `planning` and return its result.
-
-    A process pool needs this wrapper, because it can call only functions defined in a module.
-    """
+    # A process pool needs this wrapper: it can call only functions that a module defines.
     return planning()
 
 
@@ -205,10 +199,11 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The definition of the instance type must not have changed since its measurements. The device of
-    the type must have been measured or have a data sheet.
+    The definition of the type must be the same as in its measurements. The device of the type must
+    have been measured or have a data sheet.
 
-    guessed: True if the workload was never measured. Every device must then have a data sheet.
+    guessed: True if the workload was never measured. Devices without a data sheet are then left
+    out.
     """
     return [
         one
@@ -219,11 +214,8 @@ def comparable(
 
 
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
-    """Return True if any instance type with the offer's device was measured.
-
-    Offers and measured types may name the same device differently. Therefore, both device names are
-    looked up in `model`, which uses one name for each device.
-    """
+    """Return True if any instance type with the offer's device was measured."""
+    # Offers may name the device differently. `model` uses one name for each device.
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
 
@@ -233,13 +225,13 @@ def supply_of(
 ) -> Supply:
     """Return the clusters and modes from which the planner may choose for `workload`.
 
-    A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    If machines cost money, the offers include the cost to download the workload's data. The size of
-    the data is taken from the last planned launch.
+    A mode with compressed gradients is excluded unless runs have shown convergence like DDP's. If
+    machines cost money, the offers include the cost to download the workload's data.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
         downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
+        # The last planned launch knows the size of the data.
         for row in downloads.tail(1).to_dict("records"):
             offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
     return Supply(
@@ -271,21 +263,17 @@ def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) ->
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the choice set of the plan `found`.
-
-    A choice set has the setups that may still become the best after further measurements.
-    """
+    """Return the setups of the plan `found` that may become the best after further measurements."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the sources of the spot offers' interruption rates, joined by "; ".
+    """Return the sources of the spot offers' interruption rates, joined by "; "; None if unknown.
 
-    Returns None if no source is known.
-    experience: {instance type: source} for rates that were learned from earlier launches. For a
-    type that is not in `experience`, the source is the offer's `interruption_source`.
+    experience: {instance type: source} of rates learned from earlier launches. These sources
+    replace the offers' sources.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
@@ -315,11 +303,9 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason for a row, with added texts.
+    """Return the planner's reason for a row, with notes on data sheets and prices.
 
-    The texts name devices that were predicted from data sheets, and explain prices that are
-    estimates or differ from the public price. The first row also gets the case's notes and
-    warnings.
+    The row of rank 1 also gets the case's notes and warnings.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     texts = [

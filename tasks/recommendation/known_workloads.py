@@ -14,11 +14,11 @@ from ..workspace.workspace import Workspace, known_devices
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
-    """Return a row for each pair of workload and provider with measurements or facts.
+    """Return a row for each workload and provider with data, and for each workload without data.
 
     A row has the workload's facts (parameters, FLOPs, ...), the counts of its measured, imported
-    and public step times, and the devices on which they were measured. Workloads of srift.toml
-    without any data come last, with the provider "".
+    and public step times, and the measured devices. A workload of srift.toml without data has the
+    provider "".
     """
     with warehouse.read() as connection:
         found = rows_of_query(connection, "from known_workloads")
@@ -41,8 +41,7 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
     """Return the error to raise for a workload without data for the workspace's provider.
 
-    The message names another provider that has data of the workload. If there is none, it suggests
-    the known workload with the most similar name.
+    The message names another provider with data, or the known workload with the most similar name.
     """
     known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]

@@ -1,4 +1,4 @@
-"""Suggest runs (pilots) that would make an uncertain choice certain. No machine is rented."""
+"""Suggest, but do not launch, runs (pilots) that would make an uncertain choice certain."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -43,22 +43,21 @@ Found = dict[str, Any]
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is the loss from choosing a setup that is not the best. It is a difference of natural
-    logs of the goal's objective (hours or dollars). Keys of the result:
+    Regret is the loss from choosing a setup that is not the best, as a difference of natural logs
+    of hours or dollars. Keys of the result:
 
-        settled: None if `reason` is not empty, or if runs would hardly reduce the regret.
-            Otherwise, True if the expected regret is below SETTLED (no run is needed), else False.
+        settled: True if the expected regret is below SETTLED, so that no run is needed. False if
+            the suggested runs would reduce the regret. None if no run would help or can be
+            suggested.
         regret: the expected regret of choosing now, or None if it is unknown.
-        runs: at most `count` runs, as dictionaries. A run has its setup, `seconds`, `usd`, and
-            `planned`, a pair (cluster, PlannedRun). `regret_after` is the expected regret after
-            this run and the runs before it.
-        reason: why no run is suggested, else "". For example, the first run may cost more than a
-            better choice is expected to save.
+        runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
+            pair of cluster and PlannedRun). `regret_after` is the expected regret after this run
+            and all earlier runs of the list.
+        reason: why no run is suggested, else "".
 
-    buyable: offers of machines to measure on. `for_sale` selects the offers that are used.
+    buyable: offers of machines to measure on, from which `for_sale` selects.
 
-    If the workload cannot be predicted yet, the runs are those of the next refresh. Profiles
-    (measurements of compute time on one machine) come first.
+    If the workload cannot be predicted yet, the runs are those of the next refresh.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -79,8 +78,8 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    With this status, the row's reason names the run to measure first, its cost, and the expected
-    loss from choosing now. `pilots` is the result of `pilots_for`.
+    The reason of such a row names the run to measure first.
+    pilots: the result of `pilots_for`.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -94,10 +93,7 @@ def measure_first(row: Row, pilots: Found) -> Row:
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers with a known price in the market of srift.toml's section [campaign].
-
-    If that market has no such offer, return the offers with a known price in all markets.
-    """
+    """Return the offers with known prices: in the market of [campaign], or else in all markets."""
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
@@ -109,7 +105,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
 
 
 def _no_runs(why: str) -> Found:
-    """Return the result of `pilots_for` if no run can be suggested. `why` is the reason."""
+    """Return the result of `pilots_for` without runs, for the reason `why`."""
     reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 
@@ -119,7 +115,8 @@ def _pilots(
 ) -> Found:
     """Return the result of `pilots_for` for a workload that `model` can predict.
 
-    sold: the offers of machines to measure on. count: the maximum number of runs.
+    sold: the offers of machines to measure on.
+    count: the maximum number of runs.
     """
     choice_set = contending(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
@@ -157,12 +154,13 @@ def _pilots(
 def _candidates(
     case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
-    """Return the unmeasured setups from which the suggested runs are chosen.
+    """Return the unmeasured setups from which the suggested runs are chosen, in this order:
 
-    A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows. Setups of the
-    choice set (those that might be recommended) come first. Other setups in the same modes follow,
-    sorted by dollars per hour. If the workload was never measured, single-device setups come before
-    all others, because the compute time is most uncertain.
+    1. Setups with a single device, if the workload was never measured.
+    2. Setups of the choice set (those that might be recommended).
+    3. Other setups in the same modes, by dollars per hour.
+
+    A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     supply = launched_supply(case, sold, hosts)
@@ -173,7 +171,7 @@ def _candidates(
         return []
     cheapest = found.by_price()
     setups = chain(_bought(choice_set, supply), found.setups(cheapest, supply.fits))
-    if case.guessed:
+    if case.guessed:  # the compute time, which single devices show, is then most uncertain
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
@@ -191,11 +189,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of `choice_set` (those that might be recommended) that can be launched.
-
-    The offers of a setup are replaced by offers of `supply` for the same instance types. Setups for
-    which `supply` has no such offers are left out.
-    """
+    """Yield the setups of `choice_set` that can be launched, with the offers of `supply`."""
     groups = sold_together(supply.offers)
     for setup in choice_set.setups:
         names = type_names(setup.cluster)
@@ -208,10 +202,10 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 
 
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run` as a dictionary, with the billed time and the cost of a launch.
+    """Return `run` as an entry of `runs` in the result of `pilots_for`.
 
-    The launch has this run alone. `run_s` is the duration of the run on `cluster` in seconds. The
-    dictionary is an entry of `runs` in the result of `pilots_for`.
+    The billed time and the cost are those of a launch with this run alone.
+    run_s: duration of the run on `cluster` in seconds.
     """
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
@@ -228,8 +222,8 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return the result of `pilots_for` for a workload that the model cannot predict.
 
-    It suggests at most `count` of the runs that the next refresh would make. Profiles (measurements
-    of compute time on one machine) come first.
+    The runs are at most `count` runs of the next refresh. Profiles (measurements of compute time on
+    one machine) come first.
     """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:

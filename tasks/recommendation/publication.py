@@ -29,7 +29,7 @@ def store_publication(
     """Store `rows` as a new table of recommendations, and return the number of rows.
 
     Raises:
-        PublicationRefused: if a check finds a wrong row. Nothing is stored then.
+        PublicationRefused: if a check finds a wrong row, so that nothing is stored.
     """
     publication = Publication(
         publication_id=refresh_id,
@@ -56,7 +56,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Write the report page. If this fails, the previous page stays and a note is printed."""
+    """Write the report page; on an error, print a note and keep the previous page."""
     page = workspace.report_page
     try:
         rows = reported(workspace.warehouse)

@@ -1,7 +1,6 @@
 """Answer `srift size`: the largest efficient cluster and the best batch of a workload.
 
-A cluster is efficient if its parallel efficiency is at least 90 %. The answer also has the largest
-cluster with at least 80 %.
+The answer has the largest clusters with a parallel efficiency of at least 90 % and at least 80 %.
 """
 
 import math

@@ -30,11 +30,10 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
+    If machines cost money, a doubtful first choice may name a run to measure first.
+
     runs: a row per measured setup of all workloads (see `measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.
-
-    If the provider's machines cost money, `measure_first` is applied to doubtful rows of rank 1. It
-    names a run to measure before the choice.
     """
     with one_thread():
         experience = experience_of(workspace)
@@ -51,10 +50,8 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Apply `measure_first` to the first choice for each goal if this choice is doubtful.
-
-    The other choices are skipped, because the search for runs to measure is slow.
-    """
+    """Apply `measure_first` to the first choice for each goal if this choice is doubtful."""
+    # The search for runs to measure is slow, so the other choices are skipped.
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
         if is_doubtful(row):
@@ -64,16 +61,15 @@ def _mark_doubtful(case: Case, answer: Recommendation) -> None:
 
 
 def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
-    """Add spot placement scores to the rows, if the provider has such scores.
+    """Add the provider's spot placement scores (chances of a spot request) to the rows.
 
-    A score is the provider's rating of the chance that a spot request succeeds. A row gets a score
-    only if all its spot machines have the same instance type and zone. A score for several types
-    would be misleading: it rates the chance to get any of the types, not all. At most MOST_SCORES
-    scores are requested.
+    A row gets a score only if all its spot machines have the same instance type and zone. At most
+    MOST_SCORES scores are requested.
     """
     scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
     for row in rows:
         spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
+        # A score for several types would be misleading: it rates the chance to get any of them.
         if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
             kind, count = spot[0]["instance_type"], sum(one["count"] for one in spot)
             request = row["region"], kind, count

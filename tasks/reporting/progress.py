@@ -30,10 +30,7 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Set the total number of runs that the progress line shows.
-
-        In a flow, a progress artifact shows it too.
-        """
+        """Set the number of runs for the progress line and, in a flow, the progress artifact."""
         self._runs = runs
         if runs and self._artifact is None and _run_loggers():
             from prefect.artifacts import create_progress_artifact
@@ -43,9 +40,10 @@ class Reporter:
                 self._artifact = create_progress_artifact(0.0, key="measuring", description=words)
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
-        """Update the progress line. Does nothing if standard error is not a terminal.
+        """Update the progress line (on a terminal) and the progress artifact (in a flow).
 
-        what: the activity to show. done: the number of finished runs.
+        what: the activity to show.
+        done: the number of finished runs.
         usd: dollars spent so far; None if a price is unknown.
         """
         if sys.stderr.isatty():
@@ -86,11 +84,7 @@ _STORY: list[Any] = []  # the logger of the scheduled flow run
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run.
-
-    If a flow run has called `tell_all`, `text` is also logged to that run. Outside a flow run,
-    nothing is logged.
-    """
+    """Log `text` to the current Prefect flow run, if any, and to the run that called `tell_all`."""
     for logger in _run_loggers().values():
         logger.info(text)
 
@@ -165,10 +159,9 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Return a row of recommendation_changes as text.
+    """Return a row of recommendation_changes as text, with the cause in parentheses.
 
-    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`. The parentheses
-    contain the cause of the change.
+    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`.
     """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")

@@ -1,6 +1,6 @@
 """Draw the report page: one HTML file with recommendations, their reasons and past results.
 
-Charts are SVG. Jinja escapes all text of the page, and matplotlib escapes all text of the charts.
+Jinja escapes all text of the page, and matplotlib escapes all text of the SVG charts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
     """Return the report page as HTML.
 
     rows: the result of `warehouse.reads.reported`.
-    sources: {provider: row} for every provider with published recommendations. A row has
-    `illustrative`, which is True if the prices are not real, and `refresh`, the command that renews
-    the recommendations.
+    sources: {provider: row} for every provider with published recommendations. The keys of a row
+    are `illustrative` (True if the prices are not real) and `refresh` (the command that renews the
+    recommendations).
     """
     recommended = rows["recommendations"]
     table = recommendation_table(recommended)
@@ -77,10 +77,13 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Group the recommendations by provider, workload and goal, and return the list of groups.
+    """Group the recommendations by provider, workload and goal.
 
-    A group is a list of dictionaries, one for each of its recommendations. Keys: `row` is the
-    recommendation, `line` its line in `table`, and `reason` its reason without warnings.
+    A group is a list with a dictionary for each recommendation:
+
+        row: the recommendation.
+        line: the recommendation's line in `table`.
+        reason: the recommendation's reason without warnings.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row, line in zip(recommended, table.lines, strict=True):
@@ -96,7 +99,8 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
     """Return panels of the page: each has a title, a table and, if `plot` is given, a chart.
 
-    Consecutive rows with the same `title` share a panel. columns: as in `text_table`.
+    Consecutive rows with the same `title` share a panel.
+    columns: as in `text_table`.
     """
     panels = []
     for title, group in groupby(rows, key=itemgetter("title")):
@@ -108,10 +112,7 @@ def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequ
 
 
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
-    """Draw the frame as SVG with the function `plot`.
-
-    Black is replaced by the text colour of the page, so that the chart is readable in dark mode.
-    """
+    """Draw the frame as SVG with the function `plot`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -124,14 +125,14 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
             axes.legend(frameon=False)
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
+    # The page's text colour instead of black keeps the chart readable in dark mode.
     return Markup(svg[svg.index("<svg") :].replace(_INK, "currentColor"))
 
 
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
-    """Plot the dollars of each setup against its hours.
+    """Plot the dollars of each setup against its hours, and the Pareto frontier as a staircase.
 
-    A line connects the expected values of a setup to its 90th percentiles. The staircase is the
-    Pareto frontier of the expected values.
+    A line connects the expected values of a setup to its 90th percentiles.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)

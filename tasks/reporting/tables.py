@@ -1,7 +1,4 @@
-"""Print tables and sentences with rich.
-
-rich is imported inside functions, because most programs that import this module print nothing.
-"""
+"""Print tables and sentences with rich."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from models.domain.workload import Mode
 
 from .progress import goal_text
 
+# Most programs that import this module print nothing. So functions import rich.
 if TYPE_CHECKING:
     from models.campaign.shopping_list import PlannedLaunch
 
@@ -30,8 +28,7 @@ _CAUTION = re.compile(r"; caution: ([^;]+)")
 def as_caution(sentence: str) -> str:
     """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon, because `cautions_in` reads a warning up to the next
-    semicolon.
+    `sentence` must not contain a semicolon, which ends a warning in `cautions_in`.
     """
     return f"; caution: {sentence}"
 
@@ -48,9 +45,9 @@ def without_cautions(reason: str) -> str:
 class _Cell(string.Formatter):
     """Formats the values of a table cell.
 
-    A missing value becomes "unknown", or "" if its format begins with "?". If the format ends with
-    "!", a value above 1 becomes "over 100%". The values of a list are formatted separately and
-    joined by commas.
+    Missing value: "unknown", or "" if the format begins with "?".
+    Value above 1: "over 100%" if the format ends with "!".
+    List: the formatted values, joined by commas.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -72,7 +69,10 @@ class _Cell(string.Formatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """A table as text. The columns whose headings are in `numbers` are right-aligned."""
+    """A table as text.
+
+    numbers: headings of the right-aligned columns.
+    """
 
     headings: list[str]
     numbers: set[str]
@@ -80,11 +80,10 @@ class TextTable:
 
 
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
-    """Return the rows as a table of text.
+    """Return the rows as a table of text, without columns that are empty in every row.
 
     columns: a line `heading: format` for each column. The format is a text for `str.format` with
-    the row's keys (see `_Cell`). If it contains a `:`, the column is right-aligned. A column
-    that is empty in every row is left out.
+    the row's keys (see `_Cell`). A format with a `:` makes the column right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     cells = {
@@ -99,10 +98,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
 
 
 def _print(shown: Any, style: str = "") -> None:
-    """Print a text or a rich table in the rich style `style`, such as "bold".
-
-    Lines are folded and styled only on a terminal.
-    """
+    """Print a text or a rich table in the rich style `style`, such as "bold"."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -111,7 +107,7 @@ def _print(shown: Any, style: str = "") -> None:
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
-    """Print the rows as a table under `title`. Print nothing if there are no rows.
+    """Print the rows, if there are any, as a table under `title`.
 
     columns: as in `text_table`.
     """
@@ -190,7 +186,7 @@ def print_recommendations(
 
     rows: rows of the published table, or the answer of `srift recommend`.
     now: the time that determines the age of prices; None means the current time.
-    illustrative: providers whose prices are not real. Their prices are printed without an age.
+    illustrative: providers whose prices are not real, and are printed without an age.
     """
     for provider in {row["provider"] for row in rows} & set(illustrative):
         _print(f"provider {provider}: prices are illustrative", style="italic")
@@ -268,18 +264,14 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the rows as a table, with one line per row.
-
-    The columns are _RECOMMENDED, which `print_recommendations` prints, and _MORE.
-    """
+    """Return the rows as a table with the columns _RECOMMENDED and _MORE."""
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
 def _recommended(row: Row) -> dict[str, Any]:
     """Return the row with added texts for the columns _RECOMMENDED.
 
-    A status "recommended" or "alternative" is not shown. If the row has no cluster, only its goal,
-    rank, status and device are shown.
+    A row without a cluster shows only its goal, rank, status and device.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}
@@ -421,7 +413,7 @@ _LEASES = """
 
 
 def print_workloads(known: Sequence[Row]) -> None:
-    """Print one line per workload and provider. A workload without data has no provider."""
+    """Print one line per workload and provider, and one line per workload without data."""
     columns = """
         workload: {workload}
         provider: {provider}
@@ -522,10 +514,11 @@ def print_sizing(found: Row) -> None:
 
 
 def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows with the added texts `type_and_mode`, `units` and `mark`.
+    """Return the rows with three added texts.
 
-    `units` is the unit of the cluster size: devices or machines. `mark` is `*` if the step time was
-    composed of measured micro-steps (gradient accumulation), else empty.
+    type_and_mode: the instance type and, if it is not the default, the mode.
+    units: the unit of the cluster size, devices or machines.
+    mark: `*` if the step time was composed of measured micro-steps (gradient accumulation).
     """
     shown = []
     for row in rows:
@@ -579,7 +572,7 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_backtest(found: Row) -> None:
-    """Print the result of `srift backtest`. Errors are rounded to four decimals."""
+    """Print the result of `srift backtest`, with errors rounded to four decimals."""
     import pandas as pd
 
     title = (

@@ -12,7 +12,7 @@ from mlflow.pyfunc.model import PythonModel
 
 
 class StepTime(PythonModel):
-    """The registered model. It predicts the seconds of a training step and its bottleneck."""
+    """The registered model, which predicts the seconds of a training step and its bottleneck."""
 
     def load_context(self, context: Any) -> None:
         from srift_models.step_time.serialization import load

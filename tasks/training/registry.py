@@ -1,7 +1,6 @@
 """Store models in the MLflow registry, and load the model in use (alias `champion`).
 
-The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another registry. MLflow is
-imported inside functions, because the import takes seconds.
+The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another registry.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from ..workspace.home import (
     registry_damage,
 )
 
+# Importing MLflow takes seconds. So functions import it.
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
@@ -68,7 +68,7 @@ class RegistryError(OSError):
 class Champion:
     """The model in use and its version in the registry.
 
-    scoreboard: its errors in cross-validation; None if unknown.
+    scoreboard: the model's errors in cross-validation; None if unknown.
     """
 
     version: int
@@ -127,7 +127,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Yield a client of the registry. Errors of MLflow or its database become RegistryError."""
+    """Yield a client of the registry, and convert its errors to RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -166,8 +166,8 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation, a row for each split and held-out
-        group. A split names how runs are grouped, for example by workload.
+    scoreboard: errors and interval coverage in cross-validation, a row for each split (grouping of
+    runs, such as by workload) and held-out group.
     card: description of the version, in Markdown.
     Raises RegistryError if the registry fails.
     """
@@ -209,7 +209,8 @@ def promote(
 ) -> None:
     """Give the version `number` the alias `champion`, so that it becomes the model in use.
 
-    reason: why it is promoted. over: the version that it replaces; None if it replaces none.
+    reason: why the version is promoted.
+    over: number of the version in use until now; None if there was none.
     """
     name, text = name_of(provider), str(number)
     with _client(home) as client:
@@ -253,10 +254,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
-    """Let MLflow download the model in use, and return its version and folder.
-
-    Returns None if no model is in use.
-    """
+    """Let MLflow download the model in use, and return its version and folder, or None."""
     import mlflow
 
     with _client(home) as client:
@@ -274,7 +272,7 @@ def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
 
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:
-    """Return the id of the experiment `name`. Creates the experiment if it is missing."""
+    """Return the id of the experiment `name`, and create a missing experiment."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -288,10 +286,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the scoreboard as MLflow metrics, {`split/group/column`: value}.
-
-    Missing values are left out. Characters that MLflow does not accept in names become `_`.
-    """
+    """Return the scoreboard as MLflow metrics, {`split/group/column`: value}."""
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()
     names = long["split"] + "/" + long["group"].astype(str) + "/" + long["variable"]
@@ -300,10 +295,8 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy the packages `models.domain` and `models.step_time` into `folder`/srift_models.
-
-    Returns the path of the copy. The new name avoids a clash with a user's package `models`.
-    """
+    """Copy `models.domain` and `models.step_time` to `folder`/srift_models, and return its path."""
+    # The new name avoids a clash with a user's package `models`.
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):
         shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))

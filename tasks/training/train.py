@@ -26,7 +26,7 @@ SEED = 11
 class Challenger:
     """A new model, and the decision whether it replaces the model in use.
 
-    held_out: cross-validated predictions. Each run was predicted by a model fitted without it.
+    held_out: predictions of each run by a model fitted without this run (cross-validation).
     scoreboard: the errors of these predictions.
     over: version of the model in use with which the new model was compared; None if there was none.
     """
@@ -66,13 +66,13 @@ def challenge(
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
     """Fit a first model to the runs in the warehouse, promote it, and return it.
 
-    The model is not cross-validated, because that takes a minute. The next `srift refresh`
-    cross-validates a new model. Returns None if the warehouse has no runs. Raises Busy if a refresh
-    is running.
+    Skips the cross-validation, which takes a minute. Returns None if the warehouse has no runs.
+    Raises Busy if a refresh is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
+        # The next `srift refresh` cross-validates a new model.
         challenger = challenge(frames, None, each=lambda *_: ())
         if challenger is None:
             return None
@@ -87,10 +87,9 @@ def register(
     refresh_id: str,
     now: datetime,
 ) -> tuple[int, Promotion]:
-    """Register the new model, then promote or refuse it. Returns its version and the decision.
+    """Register the new model, promote or refuse it, and return its version and the decision.
 
-    Another computer of the team may have promoted a model after `challenger` was compared. Then the
-    new model is compared again, with that promoted model.
+    If the model in use has changed since the comparison, the new model is compared again.
     frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name

@@ -13,8 +13,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Servers get a new password at each start, because browsers keep a password and send it to the
-    next server on the same port. Another user may have started that server.
+    Servers need a new password at each start. Browsers send a known password to the next server on
+    the same port, which another user may have started.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

@@ -25,7 +25,7 @@ def environment_at(home: Path, spec: WorkloadFile) -> Path:
 
 
 def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
-    """Install a workload's requirements if necessary. Return the environment's Python executable.
+    """Install a workload's requirements if necessary, and return the environment's Python.
 
     pip runs without access to this user's files. Raises NotInstalled if the installation fails.
     """
@@ -41,9 +41,9 @@ def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
 
 
 def not_installable(settings: Settings) -> dict[str, str]:
-    """Install the requirements of every workload. Return the failures as {workload: message}.
+    """Install the requirements of every workload, and return the failures as {workload: message}.
 
-    Also removes environments that no workload needs and that have not been used for 30 days.
+    Removes environments that no workload needs and that have not been used for 30 days.
     """
     refused, used = {}, set()
     for name, stated in settings.workloads.items():

@@ -30,12 +30,12 @@ class Wrong(ProviderError):
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return the number and the folder of the model version that has the alias `alias`.
+    """Return the number and folder of the model version with `alias`; None to ask MLflow instead.
 
-    name: the registered model. alias: such as "champion".
     The function reads MLflow's SQLite file `store` directly, because importing MLflow takes
-    seconds. It returns None if the file cannot be read, if it has no version with the alias, or if
-    the version's folder is missing. The caller then uses MLflow.
+    seconds. None means that the file cannot be read, or lacks the version or its folder.
+    name: the registered model.
+    alias: such as "champion".
     """
     try:
         with closing(_opened(store)) as connection:
@@ -72,9 +72,9 @@ def check_home(home: Path) -> str:
 
 
 def registry_damage(home: Path) -> str:
-    """Check MLflow's database in `home`. If it is damaged, return the damage and the fix.
+    """Return the damage of MLflow's database in `home` and the fix; "" if it is intact.
 
-    Returns "" if the file is intact, missing or locked by another process.
+    A missing or locked file counts as intact.
     """
     store = home / "mlflow.db"
     try:
@@ -93,11 +93,8 @@ def registry_damage(home: Path) -> str:
 
 
 def disk_trouble(error: BaseException | None) -> str | None:
-    """Return a message if a full or read-only disk caused `error`; else None.
-
-    Libraries wrap the system's error, so the chain of the exception's causes is searched too.
-    """
-    while error is not None:
+    """Return a message if a full or read-only disk caused `error`; else None."""
+    while error is not None:  # libraries wrap the system's error
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):
             return f"the disk is full: {text}. Stored data are kept; free some space and try again"

@@ -1,7 +1,6 @@
 """Lock SRIFT_HOME (the folder of all state), so that only one refresh runs at a time.
 
-A refresh is one run of the pipeline: it measures, fits a model and publishes recommendations. The
-kernel releases a lock when its process dies.
+A refresh is one run of the pipeline: it measures, fits a model and publishes recommendations.
 """
 
 import fcntl
@@ -43,9 +42,8 @@ class Busy(Exception):
 def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
-    Waits up to `patience_s` seconds for another refresh to end. Raises Busy if the other refresh is
-    then still running.
     refresh_id: the id of the refresh that takes the lock.
+    Raises Busy if another refresh does not end within `patience_s` seconds.
     """
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
@@ -79,19 +77,16 @@ def _locked(file: IO[str], how: int) -> bool:
 
 
 def refuse_if_at_work(home: Path) -> None:
-    """Raise Busy if a refresh is running in `home`.
-
-    Commands call this function before they start Prefect, which takes seconds.
-    """
+    """Raise Busy if a refresh is running in `home`."""
     other = at_work(home)
     if other is not None:
         raise Busy(other)
 
 
 def patience_s() -> float:
-    """Return the seconds to wait for another refresh to end.
+    """Return the seconds to wait for another refresh: six hours in a scheduled run, else 0.
 
-    Returns six hours for a scheduled run (one that a Prefect deployment started), else 0.
+    A scheduled run is started by a Prefect deployment.
     """
     from prefect.runtime import deployment
 
@@ -113,18 +108,14 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the refresh that another process is running in `home`.
-
-    The result has the keys `refresh_id`, `pid` and `started_at`. Returns None if no refresh is
-    running, or if this process runs the refresh.
-    """
+    """Return the result of `at_work`, but None if this process runs the refresh."""
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 
 
 @contextmanager
 def alone(home: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of the folder `home` during the block. Waits until the lock is free."""
+    """Wait for the lock `name` of the folder `home`, and hold the lock during the block."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -31,9 +31,7 @@ _START_S = 120.0
 def own_server() -> Iterator[None]:
     """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
-    The server has a separate process session, so Ctrl-C does not stop it before the flow has
-    reported its end. Raises Wrong if the disk is full or not writable, or if the server does not
-    start.
+    Raises Wrong if the disk is full or not writable, or if the server does not start.
     """
     if get_current_settings().api.url is not None:
         yield
@@ -55,7 +53,7 @@ def own_server() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C must not stop it before the flow reports its end
             preexec_fn=die_with_parent,
         )
     try:
@@ -90,8 +88,8 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` or a child process of it listens on the loopback port `port`.
 
-    Another process on this port does not count, because clients would send the password to that
-    process. Raises ServerEnded if `server` ends or does not listen within two minutes.
+    A stranger's process on this port does not count, because clients would send it the password.
+    Raises ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < end:

@@ -1,6 +1,7 @@
-"""Load the settings from srift.toml. Environment variables SRIFT_* override the file's values.
+"""Load the settings from the nearest srift.toml and from environment variables SRIFT_*.
 
-The file is the nearest srift.toml in the working directory or a folder above it.
+The nearest srift.toml is in the working directory or a folder above. An environment variable
+overrides the file's value.
 """
 
 from __future__ import annotations
@@ -96,15 +97,15 @@ class Campaign(_Section):
 class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: penalty for each 1 % over the deadline or budget, in percent of the objective.
-    The objective is the dollars or hours that the goal minimizes.
+    overshoot_price: penalty for each 1 % over the deadline or budget, in percent of the dollars or
+    hours that the goal minimizes.
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
 
 def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a pydantic validator that accepts only `names`. The error suggests a similar name."""
+    """Return a pydantic validator that accepts only `names`, and suggests a similar name."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -115,8 +116,10 @@ def _one_of(names: Sequence[str]) -> AfterValidator:
 
 
 class GoalSettings(_Section):
-    """A goal of a workload. Some goals need a deadline (`hours`) or a budget (`usd`).
+    """A goal of a workload.
 
+    hours: the deadline, only for goals with a deadline.
+    usd: the budget in dollars, only for goals with a budget.
     p_required: minimum probability that a recommended cluster meets the deadline or budget.
     """
 
@@ -139,20 +142,18 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """The section of a workload: its code, samples, global batch and goals.
 
-    `entrypoint` is `file.py:function` next to srift.toml, or `module:function` in the folder
-    `path`. A workload without an entrypoint has only imported measurements.
-
-    `precisions`, `strategies` and `switches` list the options among which the planner may choose.
-    An entry of `switches` is "none", or one or more of "checkpointing", "compile" and "offload",
-    joined with "+".
-
-    `data` is a folder or `s3://bucket/prefix`. The entrypoint gets the folder on the training
-    machine as its argument `data`. If `follow_links` is true, symbolic links in the folder may lead
-    out of it.
-
-    If `allow_builds` is true, pip may build requirements from source on this computer, which runs
-    their code. `transformer` is the network's shape: the path of a Hugging Face `config.json`, or a
-    table with its keys. `sequence` is the number of tokens in a sample.
+    entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
+    None means that the workload has only imported measurements.
+    precisions, strategies, switches: the options among which the planner may choose. An entry of
+    `switches` is "none", or "checkpointing", "compile" and "offload" joined with "+".
+    data: a folder or `s3://bucket/prefix`. The entrypoint's argument `data` is the folder on the
+    training machine.
+    follow_links: if True, symbolic links may lead out of the folder `data`.
+    allow_builds: if True, pip may build requirements from source on this computer, which runs their
+    code.
+    transformer: the network's shape, as the path of a Hugging Face `config.json` or a table with
+    its keys.
+    sequence: number of tokens in a sample.
     """
 
     entrypoint: str | None = None
@@ -183,7 +184,7 @@ class WorkloadSettings(_Section):
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} is not a valid name of an environment variable")
             if any(fnmatchcase(name, pattern) for pattern in _RESERVED.split()):
-                raise ValueError(f"{name} is reserved: remove it. Srift or the machine sets it")
+                raise ValueError(f"Srift or the machine sets {name}. Remove {name} from env")
         return env
 
     @field_validator("data")
@@ -236,9 +237,9 @@ class WorkloadSettings(_Section):
 class Shared(_Section):
     """The section [shared]: the PostgreSQL server, file store and Dask scheduler of a team.
 
-    `host` is the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE). `data` is a
-    folder or `s3://bucket/prefix`. `dask` is the address of a Dask scheduler; it can be set without
-    `host` and `data`.
+    host: the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE).
+    data: a folder or `s3://bucket/prefix`.
+    dask: the address of a Dask scheduler, which does not need `host` and `data`.
     """
 
     host: str = Field(default="", pattern=r"^[^@:]*$")
@@ -265,7 +266,8 @@ class Shared(_Section):
 class Settings(_Section):
     """The settings of an installation.
 
-    `root` is the folder of srift.toml. `home` is SRIFT_HOME, the folder of all state.
+    root: the folder of srift.toml.
+    home: SRIFT_HOME, the folder of all state.
     """
 
     root: Path
@@ -286,10 +288,7 @@ class Settings(_Section):
         return (root / home.expanduser()).resolve()
 
     def shared_data(self, kind: str) -> str:
-        """Return the team's folder or S3 prefix for files of `kind`, "warehouse" or "mlflow".
-
-        The folder is below the setting `data` of the section [shared].
-        """
+        """Return the team's folder or S3 prefix for files of `kind`, "warehouse" or "mlflow"."""
         stated = self.shared.data
         if stated.startswith("s3://"):
             return f"{stated.rstrip('/')}/{kind}"
@@ -298,8 +297,7 @@ class Settings(_Section):
     def set_server_variables(self) -> None:
         """Set the environment variables that make Prefect and MLflow use the team's database.
 
-        Variables that are already set keep their values. Does nothing if the section [shared] of
-        srift.toml names no host.
+        Variables that are already set keep their values. Without a team's database, nothing is set.
         """
         if not self.shared.host:
             return
@@ -405,8 +403,7 @@ class Settings(_Section):
     def data(self, name: str) -> WorkloadData | None:
         """Return the location and digest of a workload's data, or None if it has no data.
 
-        The result is cached for later calls. Raises SettingsError if the data cannot be sent to
-        machines.
+        Raises SettingsError if the data cannot be sent to machines.
         """
         text = self.workloads[name].data
         if text is not None and name not in self._data:
@@ -419,10 +416,10 @@ class Settings(_Section):
         return self._data.get(name)
 
     def workload_digest(self, name: str) -> str:
-        """Return twelve hex digits that change if the workload changes.
+        """Return twelve hex digits that change if the workload changes; "imported" without code.
 
-        They cover the code, function, arguments, requirements, environment variables and data.
-        Returns the text "imported" for a workload without code.
+        The digits cover the code, function, arguments, requirements, environment variables and
+        data.
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
@@ -447,11 +444,8 @@ def read_transformer(
 def load_settings(file: Path | None = None) -> Settings:
     """Return the settings of `file`; None means the nearest srift.toml.
 
-    The search for srift.toml starts in the folder SRIFT_ROOT if this variable is set, else in the
-    working directory. It continues in the folders above.
-
-    Raises SettingsError if the file is missing or a value is wrong. The message names every wrong
-    key.
+    The nearest srift.toml is in the folder SRIFT_ROOT (default: the working directory) or in a
+    folder above. Raises SettingsError if the file is missing or a value is wrong.
     """
     here = Path(os.environ.get(f"{PREFIX}ROOT") or ".").resolve()
     found = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
@@ -492,9 +486,8 @@ def load_settings(file: Path | None = None) -> Settings:
 def _stated_by(variable: str) -> dict[str, Any]:
     """Return the setting in an environment variable, in the form of a parsed srift.toml.
 
-    variable: name of the variable. For example, SRIFT_CAMPAIGN__MAX_USD gives
-    {"campaign": {"max_usd": value}}. A value that begins with `[` or `{` is parsed as JSON. Raises
-    ValueError if the JSON is malformed.
+    For example, SRIFT_CAMPAIGN__MAX_USD gives {"campaign": {"max_usd": value}}. A value that begins
+    with `[` or `{` is parsed as JSON. Raises ValueError if the JSON is malformed.
     """
     *sections, key = variable.lower()[len(PREFIX) :].split("__")
     value: Any = os.environ[variable]
@@ -508,7 +501,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge the nested dictionary `changes` into `body`. Values in `body` are replaced.
+    """Merge the nested dictionary `changes` into `body`, and replace values of `body`.
 
     Raises ValueError if `changes` has a dictionary where `body` has a plain value.
     """

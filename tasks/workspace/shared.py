@@ -9,9 +9,8 @@ from .settings import Settings
 
 
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
-    """Return the warehouse without connecting to it.
+    """Return the team's warehouse if [shared] of srift.toml names a host, else a warehouse file.
 
-    The warehouse is shared by a team if the section [shared] of srift.toml names a host.
     wait_s: maximum seconds to wait while another process uses the warehouse. None means the default
     of `SharedWarehouse` or `Warehouse`.
     """

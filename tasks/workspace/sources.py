@@ -67,9 +67,11 @@ class Source:
     ) -> str:
         """Return twelve hex digits that identify the code and everything with which it is called.
 
-        contents: the result of `read`. function: name of the entrypoint function. arguments: its
-        arguments. env: environment variables of the workload. data: digest of the workload's data;
-        empty if it has none.
+        contents: the result of `read`.
+        function: name of the entrypoint function.
+        arguments: arguments of the function.
+        env: environment variables of the workload.
+        data: digest of the workload's data; empty without data.
         """
         content = hashed(contents).digest() if self.packed else contents[self.entry]
         called = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
@@ -80,15 +82,14 @@ class Source:
         return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return twelve hex digits that change if a file that pip reads changes.
+        """Return twelve hex digits that change with the files that pip reads; "" if pip reads none.
 
-        pip reads the requirements file. If this file may refer to other files, the digest covers
-        all files of the code. Returns "" if there is no requirements file.
         contents: the result of `read`.
         """
         if not self.requirements:
             return ""
         stated = contents[self.requirements]
+        # The digest covers all files if the requirements file may refer to other files.
         local = _READS_FILES.search(stated.decode(errors="replace"))
         needed = hashed(contents if local else {self.requirements: stated})
         # Includes the name, because two requirements files of one folder need two environments.
@@ -104,9 +105,9 @@ class Source:
 
 
 def hashed(contents: Mapping[str, bytes]) -> Any:
-    """Return the SHA-256 hash of files as a hashlib object. It covers their names and contents.
+    """Return the SHA-256 hash of the names and contents of files, as a hashlib object.
 
-    contents: {file name: content}. The order of the files does not matter.
+    contents: {file name: content}, in any order.
     """
     whole = hashlib.sha256()
     for name in sorted(contents):
@@ -120,8 +121,8 @@ def folder_source(
 ) -> Source:
     """Return the code below `folder`, except the files and folders in `without`.
 
-    module: dotted name of the entrypoint's module. requirements: name of the requirements file in
-    `folder`; empty if there is none.
+    module: dotted name of the entrypoint's module.
+    requirements: name of the requirements file in `folder`; empty if there is none.
     Raises SourceRefused if the module or the requirements file is missing, if the files are too
     many or too large, or if a file would shadow Srift's package `node`.
     """
@@ -147,8 +148,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
     """Return the code in the single file `name` of the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
-    Raises SourceRefused if a file is missing. With a requirements file, also raises it if the files
-    are too large or would shadow Srift's package `node`.
+    Raises SourceRefused if a file is missing, or if a file with requirements is too large or would
+    shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -165,9 +166,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
 def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list[str]]:
     """Return the files to send as {name: path}, and the names of symbolic links that are not sent.
 
-    A symbolic link is not sent if it leads to a folder, out of `root`, or to a file that is not
-    sent. Hidden files, Python environments, compiled code and the paths in `without` are not sent
-    either. The result does not name them.
+    Hidden files, Python environments, compiled code and the paths in `without` are skipped. A
+    symbolic link is not sent if it leads to a folder, out of `root`, or to a skipped file.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -197,8 +197,8 @@ def _sends_folder(path: Path, without: Collection[Path]) -> bool:
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     """Raise SourceRefused if the files cannot be sent to machines.
 
-    The files cannot be sent if they are too many or too large in total, if the requirements file is
-    not among them, or if a file would shadow Srift's package `node`.
+    The files must not be too many or too large, must include the requirements file, and must not
+    shadow Srift's package `node`.
     """
     for name in _AGENT:
         if name in files:

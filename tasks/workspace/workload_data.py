@@ -40,7 +40,7 @@ class WorkloadData:
 
     text: the setting `data` in srift.toml.
     source: the folder or the S3 address that `text` names.
-    digest: changes if `text` changes or, for a folder, the name or size of a file in it.
+    digest: changes with `text` and, for a folder, with the names and sizes of its files.
     """
 
     text: str
@@ -70,7 +70,8 @@ def source_of(text: str, root: Path) -> Path | Address:
 def read_data(text: str, root: Path, home: Path, follow_links: bool) -> WorkloadData:
     """Return the location and digest of a workload's data.
 
-    text: the setting `data`. A relative path in it is relative to `root`.
+    text: the setting `data`.
+    root: the folder to which a relative path in `text` is relative.
     home: SRIFT_HOME.
     follow_links: if False, symbolic links may not lead out of the folder.
     Raises BadData if the text is neither a folder nor an S3 address, if the folder contains
@@ -93,14 +94,16 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Return the files below `folder` as {name: size in bytes}.
+    """Return the files below `folder` as {path relative to `folder`: size in bytes}.
 
-    A name is the path relative to `folder`. A symbolic link to a file counts as the file. A link to
-    a folder is refused, because such links may form a cycle.
+    A symbolic link to a file counts as the file.
 
-    Raises:
-        BadData: if the folder is empty, cannot be read, or has more than MOST_FILES files. Also if
-            it contains a broken link, a special file, or a name that S3 refuses.
+    Raises BadData in these cases:
+
+    - The folder is empty or cannot be read.
+    - The folder has more than MOST_FILES files.
+    - The folder contains a broken link, a link to a folder, a special file, or a name that S3
+      refuses.
     """
     found: dict[str, int] = {}
     for name, size in _walk(folder, ""):
@@ -125,7 +128,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield from _walk(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name, entry.stat().st_size
-            else:
+            else:  # links to folders may form a cycle
                 raise BadData(
                     f"{entry.path} is a broken link, a folder link or a special file: replace it"
                 )
@@ -136,7 +139,8 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     """Return twelve hex digits that change if `text`, or the name or size of a file, changes.
 
-    text: the setting `data`. files: {name: size in bytes} of a folder; None for an S3 address.
+    text: the setting `data`.
+    files: {name: size in bytes} of a folder; None for an S3 address.
     """
     content = json.dumps([text.rstrip("/") or text, files])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -80,13 +80,13 @@ class Workspace:
 
     @property
     def measurable(self) -> list[Workload]:
-        """Return the workloads that have code. All others have only imported measurements."""
+        """Return the workloads that have code, and not only imported measurements."""
         return [workload for workload in self.workloads if workload.digest != IMPORTED]
 
     def mart(self, name: str, **equal: object) -> pd.DataFrame:
         """Return the rows of this workspace's provider in the mart (a view) `name`.
 
-        equal: {column: value}. Only rows with these values are returned.
+        equal: {column: value that the column must equal}.
         """
         return self.warehouse.select(name, {"provider": self.provider.name, **equal})
 
@@ -97,9 +97,9 @@ class Workspace:
 
 
 def open_workspace(provider: str = "local", settings: Settings | None = None) -> Workspace:
-    """Return the workspace of `provider`. Starts no process.
+    """Return the workspace of `provider`.
 
-    settings: the settings to use. The default loads srift.toml.
+    settings: the settings to use; None loads srift.toml.
 
     Raises SettingsError if the settings are wrong or the provider is unknown.
     """
@@ -133,8 +133,7 @@ def spends_money(name: str) -> bool:
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
     """Return the devices of the known types, {provider: {instance type: (count, device name)}}.
 
-    local_types: names of the local instance types. The EC2 types come from the catalogue that ships
-    with Srift.
+    local_types: names of the local instance types.
     """
     return {
         "local": dict.fromkeys(local_types, (1, "cpu")),
@@ -155,9 +154,9 @@ def refresh_command(provider: str, max_usd: str) -> str:
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
     """Raise SettingsError unless the user has set what is required to spend money.
 
-    If machines of the provider cost money, a dollar cap is required. If the cap is above 0, an S3
-    bucket is required too. For any provider, a negative or infinite cap is an error.
-    max_usd: the cap in dollars; None if the user gave no cap. With a cap of 0, nothing is measured.
+    Machines that cost money require a dollar cap and, if the cap is above 0, an S3 bucket. A
+    negative or infinite cap is always an error.
+    max_usd: the cap in dollars; None if the user gave no cap.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
         raise SettingsError(f"--max-usd {max_usd} must be a finite number of dollars, at least 0")
@@ -175,7 +174,7 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
 
 
 def new_refresh_id(now: datetime) -> str:
-    """Return a new refresh id. Ids sort by time and are unique across machines."""
+    """Return a new refresh id, which sorts by time and is unique across machines."""
     return f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 

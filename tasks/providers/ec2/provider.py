@@ -158,11 +158,9 @@ class Ec2Provider(Ec2Market, Provider):
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
     def _release(self, running: Ec2Cluster) -> str:
-        """End the machines and download their uploads.
+        """End the machines, download their uploads, and return why some machines may still run.
 
-        Returns the reason why some machines may still run, or "" if all have ended. The thread that
-        exchanges files is joined only after the machines have ended, so that a slow S3 does not
-        keep them running.
+        Returns "" if all machines have ended.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:
@@ -175,7 +173,7 @@ class Ec2Provider(Ec2Market, Provider):
         finally:
             try:
                 problem = running.end()
-            finally:
+            finally:  # stop the exchange of files last: a slow S3 must not keep machines running
                 mirror.stop()
         lease = running.lease
         if problem:
@@ -190,17 +188,11 @@ class Ec2Provider(Ec2Market, Provider):
         return ""
 
     def leases(self) -> list[Lease]:
-        """Return the leases with running machines or missing uploads, and the unreadable leases.
-
-        An upload is missing until it has been downloaded from S3.
-        """
+        """Return leases with running machines or pending downloads, and unreadable leases."""
         return self.lease_folder.held()
 
     def ended(self) -> list[Lease]:
-        """Return the ended leases whose uploads have all been downloaded.
-
-        Tries to download missing uploads first. Errors of AWS are ignored.
-        """
+        """Download missing uploads, and return the ended leases without missing uploads."""
         stored = self.lease_folder.stored()
         over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
@@ -214,13 +206,14 @@ class Ec2Provider(Ec2Market, Provider):
         self.lease_folder.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned launches, and machines with Srift's tags past their deadline.
+        """End launches that are past their deadline or whose process died, and leftover machines.
 
-        A launch is overdue if its deadline has passed, and abandoned if the process that made it
-        has died. If `all_of_them` is True, every launch of this SRIFT_HOME is ended. All regions
-        that this SRIFT_HOME uses or used in the last 30 days are checked. Returns a sentence for
-        each launch or machine that was ended or needs attention. Raises NotSwept if a region or
-        lease file could not be checked, or if machines did not end.
+        A leftover machine is past the deadline in its tags, or is a machine of this SRIFT_HOME
+        without an open lease. Checks the regions of srift.toml, and all regions that were used in
+        the last 30 days.
+        all_of_them: if True, every launch of this SRIFT_HOME is ended.
+        Returns a sentence for each launch or machine that was ended or needs attention.
+        Raises NotSwept if a region or lease file could not be checked, or if machines did not end.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
@@ -238,13 +231,11 @@ class Ec2Provider(Ec2Market, Provider):
         return reaper.reap()
 
     def not_swept_since(self, moment: datetime) -> list[str]:
-        """Return the regions of [ec2] that `reap` has not checked since `moment`.
-
-        A check whose stored time is in the future, because of a wrong clock, does not count.
-        """
+        """Return the regions of [ec2] that `reap` has not checked since `moment`."""
         swept, now = dict[str, datetime](), self.clock.now()
         with suppress(ProviderError):
             swept = self.lease_folder.swept()
+        # A wrong clock may have stored a time in the future.
         recent = {region for region, at in swept.items() if moment <= at <= now}
         return [region for region in self.choices.regions if region not in recent]
 

@@ -1,9 +1,8 @@
-"""End abandoned launches of this SRIFT_HOME, and machines with Srift's tags past their deadline.
+"""End launches that are past their deadline or whose process died, and leftover machines.
 
-A launch is abandoned if the process that made it has died. A lease is the record of a launch. The
-reaper checks the regions of srift.toml, the regions of the leases on disk, and all regions that it
-checked in the last 30 days, because a lease folder may have been moved away. At the end, it raises
-NotSwept if it could not check a region or lease, or could not end a machine.
+A lease is the record of a launch. A leftover machine is past the deadline in its tags, or is a
+machine of this SRIFT_HOME without an open lease. The reaper checks the regions of srift.toml, the
+regions of the leases on disk, and all regions that it checked in the last 30 days.
 """
 
 from collections.abc import Callable
@@ -26,17 +25,17 @@ from .termination import (
     until,
 )
 
-_REMEMBERED = timedelta(days=30)
+_REMEMBERED = timedelta(days=30)  # for regions whose lease folder was moved away
 
 
 class Reaper:
     """One search of all leases and regions for machines that must end.
 
-    `sentences` says what was ended or needs attention. `regions` has the regions to check.
-    `unswept` is {region or lease: reason}. The reason says why the region or lease could not be
-    checked, or why its machines did not end. `busy` has the regions in which a lease's machines did
-    not end. `fetch` downloads the files that the machines of a lease uploaded, and returns the new
-    lease.
+    fetch: downloads the uploads of a lease's machines, and returns the updated lease.
+    sentences: what was ended or needs attention.
+    regions: the regions to check.
+    unswept: {region or lease: why it could not be checked, or why its machines did not end}.
+    busy: the regions in which machines of a lease did not end.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class Reaper:
         self.regions, self.busy = set(choices.regions), set[str]()
 
     def reap(self) -> list[str]:
-        """End abandoned launches, and machines past their deadline, in all known regions.
+        """End the launches and machines that must end, in all known regions.
 
-        Returns a sentence for each launch or machine that was ended or needs attention. If
-        something cannot be checked or ended, the rest is still done before NotSwept is raised.
+        Returns a sentence for each launch or machine that was ended or needs attention.
+        Raises NotSwept at the end if something could not be checked or ended.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():
@@ -80,12 +79,14 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the launch with this lease id, if it must end.
+        """End the launch with this lease id in these cases:
 
-        It must end if its deadline has passed, if the process that made it has died, if
-        `self.all_of_them` is True, or if an earlier try to end it left machines running. If
-        lease.json is missing, the lease's folder is deleted, but the measurement records in it are
-        kept.
+        - Its deadline has passed.
+        - Its Srift process has died.
+        - `self.all_of_them` is True.
+        - Its machines did not end at an earlier try.
+
+        If lease.json is missing, only the measurement records in the lease's folder are kept.
         """
         try:
             lease = self.leases.read(lease_id)
@@ -102,10 +103,9 @@ class Reaper:
             self._end(lease, why or "its machines did not end at the first attempt")
 
     def _end(self, lease: Ec2Lease, why: str) -> None:
-        """End the launch's machines, and download their uploads.
+        """End the launch's machines, download their uploads, and add a sentence to `sentences`.
 
-        Appends to `sentences` what was done. `why` is the reason for the end, such as "its
-        controller (process 12) is gone".
+        why: the reason for the end, such as "its controller (process 12) is gone".
         """
         name, outcome = f"lease {lease.lease_id}", "released" if lease.releasing else "reaped"
         lease, problem = end_machines(self.api, lease)
@@ -127,11 +127,9 @@ class Reaper:
             self.busy.add(lease.region)
 
     def _sweep(self, region: str) -> None:
-        """End the machines in `region` that are past their deadline or abandoned.
+        """End the leftover machines in `region`, and delete resources that are no longer needed.
 
-        A machine of this SRIFT_HOME is abandoned if its lease has ended or is missing. Machines of
-        another SRIFT_HOME are ended only past their deadline. Security groups, placement groups and
-        launch templates that are no longer needed are deleted.
+        The resources are security groups, placement groups and launch templates.
         """
         why: dict[str, str] = {}
         ours = (
@@ -158,8 +156,8 @@ class Reaper:
     def _why_over(self, tags: dict[str, str]) -> str:
         """Return why a resource with these tags is no longer needed; "" if it may be needed.
 
-        It is not needed if the deadline in its tags has passed. A resource that this SRIFT_HOME
-        created is also not needed if its lease has ended or does not exist.
+        No resource is needed after the deadline in its tags. A resource of this SRIFT_HOME is
+        needed only while its lease is open.
         """
         deadline, lease_id = 0.0, tags.get("srift:lease", "")
         with suppress(ValueError):  # a person may have edited the tag
@@ -171,16 +169,12 @@ class Reaper:
         return ""
 
     def _is_over(self, lease_id: str) -> bool:
-        """Return True if the lease has ended or does not exist.
-
-        A lease is written to disk before its machines are launched. A missing lease therefore means
-        that the machines are abandoned. An unreadable lease counts as open. An id that is not a
-        valid name counts as missing.
-        """
+        """Return True if the lease has ended or does not exist; False if it cannot be read."""
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable:
             return False
         except ProviderError:
             return True
+        # Leases are stored before machines are launched, so machines without a lease are abandoned.
         return lease is None or lease.ended_at is not None

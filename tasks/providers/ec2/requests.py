@@ -1,9 +1,8 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-The machines of a launch share a zone and a security group that admits traffic only from its
-members. They share a placement group if their types allow it. Resource names and client tokens are
-hashes of the launch's lease id and the purpose of the request, so that a repeated request creates
-nothing twice. This module does not call AWS.
+The machines of a launch share a zone, a security group and, if their types allow it, a placement
+group. Resource names and client tokens are hashes of the lease id and the request's purpose, so
+that a repeated request creates nothing twice.
 """
 
 import base64
@@ -24,11 +23,13 @@ Request = dict[str, Any]
 class LaunchSpec:
     """The values that all machines of a launch have in common.
 
-    `choices` is the section [ec2] of srift.toml. `subnets` maps a zone to a subnet id. `types` maps
-    the name of an instance type to its description from DescribeInstanceTypes. `image` is the
-    image's description from DescribeImages. `role_id` is the id of the machines' IAM role.
-    `controller` is the random name of the SRIFT_HOME that makes the launch. `deadline_unix` is the
-    Unix time at which the machines must have ended.
+    choices: the section [ec2] of srift.toml.
+    subnets: {zone: subnet id}.
+    types: {instance type: its description from DescribeInstanceTypes}.
+    image: the image's description from DescribeImages.
+    role_id: id of the machines' IAM role.
+    controller: random name of the SRIFT_HOME that makes the launch.
+    deadline_unix: Unix time in seconds at which the machines must have ended.
     """
 
     choices: Ec2
@@ -46,8 +47,7 @@ class LaunchSpec:
     def usd_per_hour_more(self) -> float:
         """Return the expected cost of one machine besides its instance price, in dollars per hour.
 
-        The cost includes the volume and S3 requests. It includes a public IP address if machines
-        get one.
+        The cost covers the volume, S3 requests and, if machines get one, a public IP address.
         """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
@@ -55,7 +55,7 @@ class LaunchSpec:
     def token(self, *purpose: str) -> str:
         """Return the client token of a request, by which AWS recognizes a repeated request.
 
-        The token is a hash of the lease id and `purpose`, such as ("fleet", name of the group).
+        purpose: what the request is for, such as ("fleet", name of the group).
         """
         words = (self.choices.deployment, self.controller, self.lease_id, *purpose)
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
@@ -66,7 +66,7 @@ class LaunchSpec:
 
 
 def security_group(spec: LaunchSpec) -> Request:
-    """Return the CreateSecurityGroup request. Each launch has a separate security group."""
+    """Return the CreateSecurityGroup request of one launch."""
     return {
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
@@ -93,10 +93,7 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return the CreatePlacementGroup request; None if the launch uses no placement group.
-
-    A single machine needs no placement group, and some instance types do not support it.
-    """
+    """Return the CreatePlacementGroup request; None for a single machine or unsupported types."""
     grouped = all(may_be_grouped(spec.types[group.type_name]) for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
         return None
@@ -112,8 +109,8 @@ def launch_template(
 ) -> Request:
     """Return the CreateLaunchTemplate request for the machines of `group`.
 
-    `security` is the id of the security group. The template has no key pair, because nobody logs in
-    to the machines.
+    security: id of the security group.
+    The template has no key pair, because nobody logs in to the machines.
     """
     volume = {
         "VolumeSize": spec.choices.volume_gib,
@@ -149,11 +146,9 @@ def launch_template(
 
 
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
-    """Return the CreateFleet request for the machines of `group`.
+    """Return the CreateFleet request, which launches all machines of `group` in one zone or none.
 
-    EC2 launches all machines of the group or none. All machines are in one zone. The permitted
-    zones are the keys of `group.bids`. A fleet of type "instant" returns the machines' ids in its
-    response. Only spot requests have a maximum price.
+    The permitted zones are the keys of `group.bids`.
     """
     spot = market == "spot"
     overrides = [
@@ -190,8 +185,7 @@ def requests_of(
 ) -> Iterator[tuple[str, Request]]:
     """Yield (action, parameters) for every request of one launch attempt, in order.
 
-    `security` is the id of the launch's security group. The requests that create this security
-    group are not included.
+    security: id of the launch's security group, which must already exist.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
@@ -212,19 +206,17 @@ def shortened(request: Request) -> Request:
 def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     """Return the network interfaces of a machine, with EFA if the type supports it.
 
-    `kind` is the description of the type, and `security` is the id of the security group. The
-    subnet is left out, because the CreateFleet request has it.
+    kind: description of the instance type.
+    security: id of the security group.
 
-    The machine has one interface, on its first network card, in two cases:
-
-    - The machine needs a public IP address. EC2 gives none to machines with several interfaces.
-    - The first card alone reaches the full network rate.
-
-    Otherwise the machine has an ordinary interface for IP, and an "efa-only" interface on each EFA
-    card. AWS recommends this layout
+    A machine has a single interface if it gets a public IP address, or if its first network card
+    reaches the full network rate. Any other machine has an interface for IP, and an "efa-only"
+    interface on each EFA card. AWS recommends these interfaces
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
+    # The CreateFleet request has the subnet.
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
+    # EC2 gives no public IP address to machines with several interfaces.
     if spec.choices.public or not several_interfaces(kind):
         first["AssociatePublicIpAddress"] = spec.choices.public
         return [first | ({"InterfaceType": "efa"} if 0 in efa_cards(kind) else {})]
@@ -238,7 +230,7 @@ def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
 def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
     """Return TagSpecifications that attach Srift's tags to the resource types in `kinds`.
 
-    `group` is the value of the tag srift:node-group.
+    group: value of the tag srift:node-group.
     """
     values = {
         "Name": f"srift {spec.lease_id}",

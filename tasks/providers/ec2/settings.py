@@ -1,6 +1,6 @@
 """Define the section [ec2] of srift.toml: regions, types, launches, prices and spending caps.
 
-The section never contains AWS credentials. boto3 finds them elsewhere.
+The section has no AWS credentials, because boto3 finds them in its usual places.
 """
 
 import re
@@ -39,9 +39,9 @@ class Discount(_Section):
 
 
 def _on_demand(discount: object) -> object:
-    """Convert a plain number to a discount on on-demand prices.
+    """Convert a plain number to a discount on on-demand prices only.
 
-    Spot prices stay as they are, because Savings Plans do not apply to spot.
+    Savings Plans do not apply to spot prices.
     """
     return {"on_demand": discount} if type(discount) in (int, float) else discount
 
@@ -49,24 +49,20 @@ def _on_demand(discount: object) -> object:
 class Ec2(_Section):
     """The section [ec2] of srift.toml.
 
-    `instance_types` are patterns: `g5.*`, `p4d.24xlarge`, or `gpu` for all NVIDIA types that the
-    image supports. Without an S3 `bucket`, nothing is launched.
-
-    If `subnets` is "public", machines get a public IP address. If `subnets` is "private", machines
-    get no public address. The private subnets then need a route to S3.
+    instance_types: patterns such as `g5.*`, or `gpu` for all NVIDIA types that the image supports.
+    bucket: S3 bucket, without which nothing is launched.
+    subnets: "public" gives machines a public IP address. "private" gives them none, so that the
+    subnets need a route to S3.
+    prices: this account's prices by instance type.
+    discounts: discounts by type pattern; the first pattern that matches applies. A price in
+    `prices` overrides a discount.
+    emulated: for tests with an emulated AWS (AWS_ENDPOINT_URL), whose machines measure on the CPU.
 
     Machines are launched into the first of these groups of subnets that is not empty:
 
-    1. `subnet_ids`. If this list is set, the other groups are ignored.
+    1. The subnets in `subnet_ids`.
     2. The subnets with the tag srift:deployment = `deployment`.
     3. The subnets of the default VPC, if `subnets` is "public".
-
-    `prices` has this account's prices by instance type. `discounts` has discounts by type pattern.
-    If several patterns match a type, the first applies. A price in `prices` takes precedence over a
-    discount.
-
-    `emulated` is for tests with an emulated AWS (AWS_ENDPOINT_URL) on this computer. Emulated
-    machines measure on the CPU even if their type has GPUs.
     """
 
     regions: Annotated[

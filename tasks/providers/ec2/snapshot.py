@@ -30,9 +30,8 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The instance types and on-demand prices that ship with Srift.
 
-    `usd[region][type]` is the on-demand price in dollars per hour; None if unknown. `usd[region]`
-    has only the types that the region offers. `several_interfaces` has the types that need several
-    network interfaces to reach their full network rate.
+    usd: {region: {type on offer there: on-demand price in dollars per hour, or None if unknown}}.
+    several_interfaces: types that need several network interfaces to reach their full network rate.
     """
 
     instance_types: tuple[InstanceType, ...]

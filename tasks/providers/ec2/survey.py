@@ -26,10 +26,11 @@ def launch_spec(
 ) -> LaunchSpec:
     """Query AWS for subnets, image, IAM role and instance types, and return the `LaunchSpec`.
 
-    `choices` is the section [ec2] of srift.toml. `controller` is the value of the tag
-    srift:controller: a random name that identifies this SRIFT_HOME (the folder of all state).
-    Raises NotSupported if the settings or the account do not allow the launch. Raises AwsRefused
-    if AWS refuses a request. The messages of both errors say what to fix.
+    choices: the section [ec2] of srift.toml.
+    controller: random name of this SRIFT_HOME (the folder of all state), for the tag
+    srift:controller.
+    Raises NotSupported if the settings or the account do not allow the launch, and AwsRefused if
+    AWS refuses a request.
     """
     region = cluster.members[0].region
     names = sorted({offer.instance_type.name for offer in cluster.members})
@@ -69,8 +70,7 @@ def launch_spec(
 def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> str:
     """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
 
-    `several` has the names of the types that need several network interfaces to reach
-    their full network rate.
+    several: types that need several network interfaces to reach their full network rate.
     """
     if cluster.market == "mixed":
         return "all machines of a cluster must be in one market"
@@ -95,14 +95,13 @@ def least_gib(image: Answer) -> int:
 def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str, str]]:
     """Return the VPC's id, and {zone: subnet id} for the machines.
 
-    The candidates are the first of these groups of subnets that is not empty:
+    The subnets are the first of these groups that is not empty:
 
-    1. [ec2] subnet_ids. If this setting is not empty, the other groups are ignored.
+    1. The subnets in [ec2] subnet_ids.
     2. The subnets whose tag srift:deployment has the value of [ec2] deployment.
     3. The subnets of the default VPC, if machines get public IP addresses.
 
-    In each zone, the candidate with the smallest id is used. Raises NotSupported if there is no
-    candidate, or if the candidates are in several VPCs.
+    Raises NotSupported if there are no subnets, or if the subnets are in several VPCs.
     """
     describe = partial(api.described, "Subnets", "ec2:DescribeSubnets", region)
     if choices.subnet_ids:
@@ -118,15 +117,16 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
             "list subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
             f"srift:deployment = {choices.deployment}"
         )
+    # In each zone, the subnet with the smallest id is used.
     ordered = sorted(subnets, key=lambda subnet: subnet["SubnetId"], reverse=True)
     return vpcs.pop(), {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ordered}
 
 
 @cache
 def node_archive(package: Path) -> tuple[bytes, str]:
-    """Return the folder `package` as the bytes of a .tar.gz file, and their SHA-256 in hex.
+    """Return the .py and .txt files of `package` as a .tar.gz, and its SHA-256 in hex.
 
-    Only .py and .txt files are included. The same files always give the same bytes.
+    The same files always give the same bytes.
     """
     paths = [path for path in package.rglob("*") if path.suffix in (".py", ".txt")]
     content = archive({f"node/{path.relative_to(package)}": path.read_bytes() for path in paths})

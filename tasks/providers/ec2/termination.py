@@ -1,7 +1,7 @@
 """End machines, check that they ended, and report machines that still run.
 
-A lease is the record of a launch. If a machine cannot be ended, its lease stays open, and the next
-`srift reap` tries again. Every machine also ends itself at its deadline.
+If a machine does not end, its lease (the record of the launch) stays open, and the next `srift
+reap` tries again. Every machine also ends itself at its deadline.
 """
 
 import re
@@ -33,10 +33,9 @@ _LEFTOVERS = (  # leftovers cost nothing, but fill quotas
 
 
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
-    """End every machine of the launch.
+    """End every machine of the launch, and return the updated lease and a problem.
 
-    Returns the lease with the latest state of its machines, and the reason why some machines may
-    still run. The reason is "" if all machines have ended.
+    The problem says why some machines may still run; "" if all machines have ended.
     """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
@@ -75,7 +74,7 @@ def not_answered(lease: Ec2Lease) -> str:
 def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     """Wait for at most LAST_WORDS_S seconds until machines that Srift terminated are shut down.
 
-    While they shut down, the machines may still upload measurements.
+    Machines may upload measurements while they shut down.
     """
     ids = [machine.instance_id for machine in lease.machines]
     for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
@@ -86,11 +85,10 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate the machines `ids`. Return the ids of those that still run after _LOOKS tries.
+    """Terminate the machines `ids`, and return those that still run after _LOOKS tries.
 
-    `young` has the ids of machines that were launched a short time ago. EC2 may not find them yet.
-    A machine that EC2 does not find counts as running if its id is in `young`, and as ended
-    otherwise. Raises AwsRefused if AWS refuses a request.
+    young: ids of new machines, which count as running even if EC2 does not find them.
+    Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
     for look in range(_LOOKS):
@@ -114,7 +112,7 @@ def until(lease: Ec2Lease) -> str:
 def tags_of(described: Answer) -> dict[str, str]:
     """Return {name: value} of a resource's tags.
 
-    `described` is the resource's description from a Describe action.
+    described: the resource's description from a Describe action.
     """
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
@@ -124,8 +122,8 @@ def tidy(
 ) -> None:
     """Delete security groups, placement groups and launch templates that are no longer needed.
 
-    A resource is deleted if it has all of `tags` and if `over`, called with the resource's tags,
-    returns True. AWS's refusals are ignored, because these resources cost nothing.
+    tags: only resources with all of these tags are deleted.
+    over: a function that returns True if the resource with these tags is no longer needed.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
@@ -137,14 +135,11 @@ def tidy(
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
     """Return the machines that the lease lacks, because EC2's response to a request got lost.
 
-    `shown` is {instance id: description} of the machines that EC2 lists with the lease's tags. The
-    result has the machines in `shown` that the lease lacks.
+    shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    EC2 stops listing a machine about an hour after its end. A machine of an unanswered request may
-    therefore be missing from `shown`. For an unanswered request that is older than FORGOTTEN (45
-    minutes), Srift assumes the worst. If no machine of its group is known, the result has all
-    requested machines, as if they had run until their deadline. The recorded cost may be too high
-    but never too low, so that spending caps hold.
+    After FORGOTTEN (45 minutes), an unanswered request without known machines is assumed to have
+    launched all its machines. The result has these machines, as if they had run until their
+    deadline. The recorded cost may be too high but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -177,9 +172,8 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    A machine counts its seconds until the deadline from its start, not from the launch request. It
-    may therefore end later than the deadline, by the delay from request to start. The result also
-    includes LATEST, an allowance for boot and rounding.
+    A machine counts the seconds to the deadline from its start. The result is therefore the
+    deadline, plus the delay from request to start, plus LATEST for boot and rounding.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])
@@ -189,7 +183,7 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
 def _ended_at(described: Answer) -> datetime | None:
     """Return the time at which a machine ended; None if EC2 does not report the time.
 
-    EC2 reports it in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
+    The time is in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
     """
     found = _GMT.search(described.get("StateTransitionReason", ""))
     return datetime.fromisoformat(f"{found[1]}Z") if found else None

@@ -1,7 +1,7 @@
 """Build a machine's user-data, the script that EC2 runs at its first boot.
 
-The template is deployments/node-bootstrap.sh. The code of tasks/node/on_ec2/metadata.py is inserted
-into it. User-data contains no secret, because the machine gets its permissions from its IAM role.
+The script is deployments/node-bootstrap.sh with the code of tasks/node/on_ec2/metadata.py. The
+script contains no secret, because the machine gets its permissions from its IAM role.
 """
 
 import math
@@ -20,8 +20,9 @@ _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without us
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
-    The machine shuts itself down after `deadline_s` seconds. `endpoint` is the URL of a service
-    that replaces AWS's S3, or "". All machines of a launch have the same `values`:
+    deadline_s: the machine shuts itself down after this number of seconds.
+    endpoint: URL of a service that replaces AWS's S3, or "".
+    values: the same for all machines of a launch:
 
     bucket, prefix, region   the S3 bucket, the prefix of Srift's objects in it, and its region
     code_sha256              SHA-256 of the archive with the code that the machines run

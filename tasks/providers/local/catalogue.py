@@ -18,7 +18,7 @@ SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts
 class LocalMachine:
     """This computer, which provides the local instance types of `srift.toml`.
 
-    `python` is the interpreter that runs the agents, the programs that measure on the hosts.
+    python: the interpreter of the agents (the programs that measure on the hosts).
     """
 
     def __init__(self, instance_types: Mapping[str, LocalInstanceType], python: str) -> None:
@@ -27,12 +27,12 @@ class LocalMachine:
 
     @cached_property
     def isolation(self) -> local_hosts.Isolation:
-        """Return how this computer separates hosts. Detected at the first call."""
+        """Return how this computer separates hosts."""
         return local_hosts.detect()
 
     @cached_property
     def shares(self) -> local_cpu.CpuShares:
-        """Return how this computer enforces CPU quotas. Detected at the first call."""
+        """Return how this computer enforces CPU quotas."""
         return local_cpu.detect()
 
     def instance_types(self) -> list[InstanceType]:
@@ -113,11 +113,9 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of every SRIFT_HOME and user on this computer count. If `wanted` is 0, this method
-        checks only that the running hosts do not use more cores than this computer offers.
-
-        Hosts without separate networks run one at a time. If this computer cannot separate
-        networks, a running host also causes NoCapacity, unless `wanted` is 0.
+        The hosts of every SRIFT_HOME and user on this computer count. On a computer that cannot
+        separate networks, hosts run one at a time, so any running host causes NoCapacity.
+        wanted: number of cores; 0 checks only that the running hosts do not use too many cores.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)

@@ -21,7 +21,7 @@ _CARRIED = ("HOME", "LANG")  # no credentials or settings of the controller reac
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts. Several threads may call its methods."""
+    """A RunningCluster of local hosts, whose methods several threads may call."""
 
     ready_within_s = 60.0
     image_id = ""
@@ -57,11 +57,11 @@ class LocalCluster(RunningCluster):
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host. The agents, which take measurements, wait until `go` is called.
+        """Start every host, with an agent (the program that measures) that waits for `go`.
 
-        The agents run a copy of the code in the folder `node_package`. Raises ProviderError,
-        NoCapacity or OSError if a host cannot be started. The caller must then call `release`,
-        because other hosts may already be running.
+        node_package: folder with the agents' code, which is copied.
+        Raises ProviderError, NoCapacity or OSError if a host cannot be started. After an error, the
+        caller must call `release`, because other hosts may already run.
         """
         self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         self.mailbox.mkdir()
@@ -80,7 +80,7 @@ class LocalCluster(RunningCluster):
             self._revoke_later(index, after_s)
 
     def settle(self) -> None:
-        """Apply each host's CPU quota. Pin hosts to separate cores if there are enough cores."""
+        """Apply each host's CPU quota, and pin hosts to separate cores if there are enough."""
         shares = [offer.instance_type.cores for offer in self.cluster.members]
         self._limit(shares, place(shares, promised_to_others(self.lease_id)))
 
@@ -98,9 +98,13 @@ class LocalCluster(RunningCluster):
     def replace(self, node: int) -> bool:
         """End the host `node` and start a new host in its place, at a new address.
 
-        Returns False if hosts have no separate networks, if too few cores are free, or if the
-        host's type does not have `spot_replaced = true` (replace lost hosts) in srift.toml. Raises
-        ProviderError if the new host cannot be started.
+        Returns False, without a new host, in these cases:
+
+        - The hosts have no separate networks.
+        - Too few cores are free.
+        - The host's type does not have `spot_replaced = true` in srift.toml.
+
+        Raises ProviderError if the new host cannot be started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.specs[instance.name].spot_replaced or self.network.switch is None:
@@ -131,8 +135,7 @@ class LocalCluster(RunningCluster):
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """End a host and all its processes at once, as a spot interruption does.
 
-        `why` is stored as the reason in the host's `NodeState`. Does nothing if the host has
-        already ended.
+        why: the reason in the host's `NodeState`.
         """
         with self._lock:
             host = self._hosts[index]
@@ -145,7 +148,7 @@ class LocalCluster(RunningCluster):
     def release(self) -> None:
         """End all hosts and the network, and wait until they are gone.
 
-        This method may be called at any stage and several times.
+        May be called several times, and after a failed `start`.
         """
         self._over.set()
         try:
@@ -183,10 +186,11 @@ class LocalCluster(RunningCluster):
         self._revoked.pop(index, None)
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
-        """Set each host's CPU quota to its entry of `shares`, in cores (None: no quota).
+        """Set each host's CPU quota, and pin each host to cores.
 
-        Each host is also pinned to its set of cores in `placed`. Raises ProviderError if quotas or
-        cores cannot be set.
+        shares: number of cores of each host; None means no quota.
+        placed: the cores to which each host is pinned.
+        Raises ProviderError if quotas or cores cannot be set.
         """
         try:
             for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
@@ -204,10 +208,7 @@ class LocalCluster(RunningCluster):
         return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
 
     def _revoke_later(self, index: int, after_s: float) -> None:
-        """Start a thread that interrupts host `index` after `after_s` seconds.
-
-        The thread does nothing if the host has ended or been replaced by then.
-        """
+        """Start a thread that interrupts host `index` after `after_s` seconds."""
         host = self._hosts[index]
 
         def revoke() -> None:
@@ -231,8 +232,8 @@ class LocalCluster(RunningCluster):
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
     """Draw the time in seconds until each spot host is interrupted, as {index: seconds}.
 
-    The times are exponentially distributed. Their rate is the offer's interruptions per hour.
-    On-demand hosts, and hosts whose rate is 0, are left out.
+    The times are exponentially distributed with the offer's interruptions per hour as rate. Hosts
+    without interruptions are left out.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

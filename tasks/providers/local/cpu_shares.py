@@ -1,8 +1,7 @@
 """Limit the CPU time of local hosts with cgroup quotas (v1 or v2), or else pin them to whole cores.
 
-A quota applies only during a measurement, because start-up is not measured. With the quota, a host
-gets the maximum CPU weight, so that other programs wait for the measurement. Without quotas, a host
-is pinned to whole cores from its start.
+During a measurement, a host has its quota and the maximum CPU weight, so that other programs wait.
+If quotas cannot be set, a host is pinned to whole cores from its start.
 """
 
 import math
@@ -29,8 +28,8 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 class CpuShares:
     """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
 
-    `version` is the cgroup version, 1 or 2. If this process cannot set quotas, `why_not` says why,
-    and `add` pins each host to whole cores instead. Otherwise `why_not` is "".
+    version: the cgroup version, 1 or 2.
+    why_not: why this process cannot set quotas, so that `add` pins hosts to whole cores; else "".
     """
 
     version: int = 0
@@ -40,16 +39,15 @@ class CpuShares:
     def enforces(self, cores: float) -> bool:
         """Return True if a host can be limited to `cores` cores.
 
-        If cgroup quotas cannot be set, hosts are pinned to cores, and `cores` must be a whole
-        number.
+        If cgroup quotas cannot be set, `cores` must be a whole number.
         """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Collection[int], cores: float) -> None:
-        """Create the cgroup `name` for a host, and move the host's processes `pids` into it.
+        """Move a host's processes `pids` to a new cgroup, or pin them if quotas cannot be set.
 
-        Processes that they start later are in the cgroup too. If quotas cannot be set on this
-        computer, no cgroup is created, and the processes are pinned to `cores` free cores instead.
+        name: name of the cgroup.
+        cores: number of free cores to which the processes are pinned.
         Raises OSError if the cgroup cannot be created or joined, and NoCapacity if too few cores
         are free.
         """
@@ -64,7 +62,8 @@ class CpuShares:
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
         """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
 
-        If `cores` is None, remove the limit. Does nothing if quotas cannot be set on this computer.
+        cores: None removes the limit.
+        Does nothing if quotas cannot be set, because `add` has pinned the host already.
         Raises OSError if the quota or the affinity cannot be set.
         """
         if self.why_not:
@@ -109,8 +108,8 @@ class CpuShares:
     def _write_quota(self, group: Path, cores: float | None) -> None:
         """Limit a cgroup to `cores` cores and set the maximum CPU weight.
 
-        If `cores` is None, remove the limit and reset the weight. Raises OSError if the cgroup's
-        files cannot be written.
+        cores: None removes the limit and resets the weight.
+        Raises OSError if the cgroup's files cannot be written.
         """
         period_us, quota_us = _PERIOD_US, 0
         if cores:
@@ -145,10 +144,7 @@ def _pin(pids: Collection[int], cores: float) -> None:
 
 
 def detect() -> CpuShares:
-    """Detect whether this process can set CPU quotas, and return the `CpuShares` to use.
-
-    If quotas cannot be set, `why_not` of the result has the reasons.
-    """
+    """Detect whether this process can set CPU quotas, and return the `CpuShares` to use."""
     reasons: list[str] = []
     for version, top, home in _hierarchies():
         # Try this process's group first, so that its limits apply to the hosts too.
@@ -171,19 +167,13 @@ def detect() -> CpuShares:
 
 
 def usable_cores() -> float:
-    """Return the number of cores that this process may use.
-
-    The CPU affinity of the process (set by taskset or a cpuset) and its cgroup quota limit it.
-    """
+    """Return the number of cores that this process may use, by CPU affinity and cgroup quota."""
     return min(len(os.sched_getaffinity(0)), quota_cores())
 
 
 @cache
 def quota_cores() -> float:
-    """Return the number of cores that cgroup quotas allow this process to use; inf without quotas.
-
-    This is the smallest quota of this process's cgroup and of its parent cgroups.
-    """
+    """Return the number of cores that cgroup quotas allow this process; inf without quotas."""
     least = math.inf
     for version, top, home in _hierarchies():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -197,8 +187,8 @@ def quota_cores() -> float:
 def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
-    These are the v1 hierarchies with the cpu controller, and every v2 hierarchy. `version` is the
-    cgroup version, 1 or 2. `cgroup` is the folder of this process's cgroup in the hierarchy.
+    version: the cgroup version, 1 or 2.
+    cgroup: the folder of this process's cgroup in the hierarchy.
     """
     paths = {
         controller: path.lstrip("/")
@@ -224,9 +214,9 @@ def _words(path: Path) -> list[str]:
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Return, for each host of a launch, the set of cores on which it may run.
 
-    The host with the most cores is placed first. Each host gets the least loaded cores. For
-    example, a host with 1.5 cores gets two cores, and adds a load of 0.75 to each. If a core of a
-    host finally has a load above 1, the host gets all usable cores instead.
+    Each host, largest first, gets the least loaded cores. For example, a host with 1.5 cores gets
+    two cores, and adds a load of 0.75 to each. If the load of a core exceeds 1, its hosts get all
+    usable cores instead.
 
     shares: number of cores of each host, such as 1.5.
     promised: {usable core: load from the hosts of other launches}. A load of 1 is the whole core.
@@ -245,8 +235,8 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 def promised_to_others(lease_id: str) -> dict[int, float]:
     """Return {usable core: load} from the hosts of all launches except `lease_id`.
 
-    A load is the CPU time that these hosts may use, as a fraction of the core. For example, a host
-    with 1.5 cores on two cores adds a load of 0.75 to each.
+    A load of 1 is the whole core. For example, a host with 1.5 cores on two cores adds a load of
+    0.75 to each.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

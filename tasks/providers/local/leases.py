@@ -1,8 +1,8 @@
 """Store the leases of local hosts, and end everything that belongs to a lease.
 
 A lease is the record of a launch. A process belongs to a lease if its PYTHONPATH is inside the
-lease's folder. A cgroup belongs to a lease if its name contains the lease's id. A lease's folder
-contains code/node/, a copy of the agent's code, so that an edit of the checkout never reaches a
+lease's folder. A cgroup belongs to a lease if its name contains the lease's id. Hosts run a copy of
+the agent's code in the lease's folder (code/node/), so that an edit of the checkout never reaches a
 running host.
 """
 
@@ -27,7 +27,7 @@ _ROUNDS = 5  # repeated searches, because processes may start while others are k
 class LeaseStore(LeaseFolder[Lease]):
     """The leases of one SRIFT_HOME.
 
-    `token` identifies this SRIFT_HOME in the names of hosts and cgroups.
+    token: identifies this SRIFT_HOME in the names of hosts and cgroups.
     """
 
     kind = Lease
@@ -38,10 +38,9 @@ class LeaseStore(LeaseFolder[Lease]):
         self.prefix = f"srift-{self.token}-"  # of the names of this home's cgroups
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill all processes of a lease and remove its cgroups.
+        """Kill the processes of a lease, remove its cgroups, and return the two counts.
 
-        Returns the number of killed processes and the number of removed cgroups. Raises
-        ProviderError if a cgroup is still in use.
+        Raises ProviderError if a cgroup is still in use.
         """
         killed: set[psutil.Process] = set()
         code = self.directory(lease_id) / "code"
@@ -59,10 +58,9 @@ class LeaseStore(LeaseFolder[Lease]):
         return len(killed), removed
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
-        """Mark a lease as ended, and delete its code and scratch files.
+        """Mark a lease as ended, and delete its code and scratch files, but not its mailbox.
 
-        The mailbox (the folder with the hosts' files) stays. Does nothing if the lease is missing
-        or has already ended. If the disk is full, the lease stays open until `srift reap`.
+        If the disk is full, the lease stays open until `srift reap`.
         """
         lease = self.read(lease_id)
         if lease is None or lease.ended_at is not None:
@@ -75,7 +73,7 @@ class LeaseStore(LeaseFolder[Lease]):
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
 
-        The ids are found even if the folder of the lease is missing.
+        The folder of the lease may be missing.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

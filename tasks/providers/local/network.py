@@ -1,8 +1,7 @@
 """Run local hosts in network namespaces, and connect them by links with limited bandwidth.
 
-The links meet at a bridge, which is in a separate network namespace. Namespaces have no names, and
-no link is in the computer's main network namespace. Namespaces and links therefore disappear when
-their processes end. For an ordinary user, everything runs inside a user namespace.
+The links meet at a bridge in a separate network namespace. Namespaces and links disappear when
+their processes end. The hosts of an ordinary user run inside a user namespace.
 """
 
 import os
@@ -23,6 +22,7 @@ from tasks.providers.local.processes import end
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+# Namespaces without names, and links outside the main namespace, end with their processes.
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
 # In each script, the shell stays the namespace's first process and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
@@ -79,8 +79,8 @@ T = TypeVar("T")
 class Isolation:
     """How hosts are separated: by Linux namespaces, or not at all.
 
-    `kind` is "root" (namespaces made by root), "user" (namespaces inside a user namespace), or
-    "none". `why_not` says why hosts cannot be separated.
+    kind: "root" (namespaces made by root), "user" (namespaces inside a user namespace) or "none".
+    why_not: why hosts cannot be separated.
     """
 
     kind: str
@@ -107,10 +107,9 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Host:
-    """A running host. Its agent, which takes measurements, starts when `go` is called.
+    """A running host, whose agent (the program that measures) starts when `go` is called.
 
-    `inner` is the first process inside the host's namespaces. If hosts have no namespaces, it is
-    the same process as `process`.
+    inner: the first process inside the host's namespaces; `process` if there are no namespaces.
     """
 
     process: subprocess.Popen[bytes]
@@ -127,16 +126,15 @@ class Host:
             self.process.stdin.close()
 
     def end(self) -> None:
-        """Kill the host's first processes. Its namespaces disappear with them."""
+        """Kill the host's first processes, which ends its namespaces."""
         self.process.kill()
         end([self.inner])
 
 
 class HostNetwork:
-    """The hosts of one launch.
+    """The hosts of one launch, and the links with limited bandwidth between them.
 
-    If this computer can make namespaces, links with limited bandwidth connect the hosts. Otherwise
-    the hosts are plain processes on the loopback address.
+    If this computer cannot make namespaces, hosts are plain processes on the loopback address.
     """
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
@@ -146,10 +144,10 @@ class HostNetwork:
         self.switch: subprocess.Popen[bytes] | None = None
 
     def open(self, log: Path) -> None:
-        """Start the process that keeps the network bridge alive.
+        """Start the process that keeps the network bridge alive, if namespaces are available.
 
-        Does nothing if this computer cannot make namespaces. The process writes its output to the
-        file `log`. Raises ProviderError on failure; the caller must then call `close`.
+        log: file for the output of the process.
+        Raises ProviderError on failure. After a failure, the caller must call `close`.
         """
         if self._isolation.namespaces:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
@@ -246,11 +244,7 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return the first kind of isolation in which this computer can start a host.
-
-    Tries "root" (only as root), then "user". Each try takes about 20 ms. If no host can be started,
-    the kind is "none" and `why_not` has the reasons.
-    """
+    """Return how this computer can separate hosts: "root" (only as root), "user" or "none"."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
@@ -285,12 +279,11 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. It may write to the first two paths:
+    `command` sees only the system's files and `paths`. `command` may write to the first two paths:
 
     - the folder with its code, which is the working directory
     - the folder of the Python environment
 
-    The root file system of `command` is mounted at `root`, a new folder beside the first path.
     Returns `command` unchanged if this computer cannot make namespaces.
     """
     if not isolation.namespaces:
@@ -305,10 +298,8 @@ def _shell(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tbf(bandwidth_gbps: float) -> str:
-    """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`.
-
-    The token bucket holds at least the bytes that the link sends in one timer tick.
-    """
+    """Return the arguments of `tc` that limit one direction of a link to `bandwidth_gbps`."""
+    # The token bucket holds at least the bytes that the link sends in one timer tick.
     burst_bytes = max(_LEAST_BURST_BYTES, round(bandwidth_gbps * 1e9 / 8 / _TICKS_PER_S))
     return f"tbf rate {round(bandwidth_gbps * 1e6)}kbit burst {burst_bytes}b latency 50ms"
 

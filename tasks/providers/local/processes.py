@@ -1,11 +1,9 @@
-"""Find and kill the processes of launches.
+"""Find and kill the processes of launches, even after the process that made a launch has crashed.
 
-Srift finds the processes even after the process that made the launch has crashed, in two ways:
-
-- `started_from` finds processes by PYTHONPATH. Each process of a launch has a PYTHONPATH inside the
-  folder of the lease (the record of the launch).
-- `hosts` finds hosts by a command-line argument, a `HostMark`. This also finds the hosts of other
-  users. Only the first processes of a host have the mark.
+- `started_from` finds processes by PYTHONPATH, which is inside the folder of the lease (the record
+  of the launch).
+- `hosts` finds the first processes of hosts, also of other users, by a command-line argument
+  (`HostMark`).
 """
 
 import time
@@ -23,10 +21,11 @@ _ENDED_S = 5.0  # maximum wait until killed processes have ended
 
 @dataclass(frozen=True)
 class HostMark:
-    """An argument in a host's command line that identifies the host. Every user can read it.
+    """A command-line argument that identifies a host, and that every user can read.
 
-    `home` is a hash of the path of the SRIFT_HOME that started the host. `index` is the host's
-    index in its cluster. `cores` is the number of cores that the host may use.
+    home: hash of the path of the SRIFT_HOME that started the host.
+    index: the host's index in its cluster.
+    cores: number of cores that the host may use.
     """
 
     home: str
@@ -59,10 +58,9 @@ def started_from(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
 
 
 def hosts() -> dict[HostMark, list[int]]:
-    """Return {mark: PIDs} for every local host on this computer, of every SRIFT_HOME and user.
+    """Return {mark: PIDs of the host's first processes} for every local host on this computer.
 
-    A mark is a command-line argument that identifies the host. Only the first processes of a host
-    have the mark, so the result lacks the PIDs of processes that the host's agent starts.
+    The hosts of every SRIFT_HOME and user are included.
     """
     marks: dict[HostMark, list[int]] = {}
     for found in psutil.process_iter(["cmdline"]):
@@ -73,15 +71,11 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[psutil.Process]) -> list[psutil.Process]:
-    """Kill `processes`, and return those that ended within _ENDED_S seconds.
-
-    A new process that has the PID of one of `processes` is not killed, because psutil also compares
-    the start time.
-    """
+    """Kill `processes`, and return those that ended within _ENDED_S seconds."""
     killed = []
     for process in processes:
         with suppress(psutil.Error):
-            process.kill()
+            process.kill()  # psutil spares a new process with the same PID
             killed.append(process)
     until = time.monotonic() + _ENDED_S
     while not all(map(_has_ended, killed)) and time.monotonic() < until:

@@ -55,7 +55,7 @@ class LocalProvider(LocalMachine, Provider):
         files) is kept.
 
         Raises:
-            NoCapacity: if this computer has too few cores, or other hosts use too many of them.
+            NoCapacity: if this computer has too few cores, or other hosts use too many cores.
             NotSupported: if this computer can never run the cluster for another reason.
             ProviderError: if hosts cannot be started.
         """
@@ -91,10 +91,7 @@ class LocalProvider(LocalMachine, Provider):
         return self.store.held()
 
     def ended(self) -> list[Lease]:
-        """Return the records of ended launches that `forget` has not deleted.
-
-        If the process that made a launch was killed, the launch ends only at the next `srift reap`.
-        """
+        """Return the records of ended launches that `forget` has not deleted."""
         return [lease for lease in self.store.stored() if lease.ended_at]
 
     def forget(self, lease_id: str) -> None:
@@ -105,13 +102,11 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End overdue and abandoned launches, and hosts whose lease.json is missing.
+        """End launches that are past their deadline or whose process died, and leftover hosts.
 
-        Only launches and hosts of this SRIFT_HOME are ended. A launch is overdue if its deadline
-        has passed. It is abandoned if the process that made it has died. If `all_of_them` is True,
-        every launch is ended. Returns a sentence for each launch that was ended or could not be
-        ended.
-
+        A leftover host has no lease.json. Only launches and hosts of this SRIFT_HOME are ended.
+        all_of_them: if True, every launch is ended.
+        Returns a sentence for each launch that was ended or could not be ended.
         Raises NotSwept at the end if a lease.json cannot be read. The hosts of that launch keep
         running.
         """
@@ -137,10 +132,8 @@ class LocalProvider(LocalMachine, Provider):
     ) -> list[str]:
         """End a launch if `reap` must end it, and return what was done.
 
-        The result is one sentence, or [] if there was nothing to do. `lease` is the content of
-        lease.json. If it is None, the file is missing: the launch's processes are ended, and its
-        measurement records are kept. If the lease has already ended, processes that still run are
-        ended.
+        The result is one sentence, or [] if nothing was done.
+        lease: content of lease.json; None if the file is missing.
         """
         why = "it has no lease.json"
         if lease is not None:

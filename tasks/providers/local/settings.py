@@ -12,8 +12,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 class LocalInstanceType(BaseModel):
     """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
-    `spot_interruptions_per_hour` is the rate of simulated interruptions. If `spot_replaced` is
-    True, a lost host of this type is replaced at once.
+    spot_interruptions_per_hour: rate of simulated interruptions.
+    spot_replaced: if True, a lost host of this type is replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

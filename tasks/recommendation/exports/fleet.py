@@ -16,9 +16,9 @@ _TAGS = (
 def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request has an override for the requested cluster and for each lower-ranked cluster that can
-    replace it in the same market and region. The override's priority follows the rank. Tags
-    describe the recommendation, because JSON has no comments.
+    The request has an override for the requested cluster and for each replacement: a lower-ranked
+    cluster in the same market and region. The priorities follow the ranks. Tags describe the
+    recommendation.
 
     Raises:
         ExportRefused: if the machines are local hosts or have several instance types.

@@ -60,8 +60,8 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
     """Return True if one SageMaker request can name both clusters as alternatives.
 
-    SageMaker supports this only if both are on-demand, and each has a single instance type. The
-    clusters must also have the same training command and region, and different types.
+    Both clusters must be on-demand, in one region, with the same training command. Each cluster
+    must have a single instance type, which the other cluster lacks.
     """
     if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
         return False
@@ -74,8 +74,7 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     """Return one job of the exported document: ranks, clusters, EC2 dollars and the request.
 
-    ranks: the published rows of the job, in the order of their ranks. If there are several, the
-    request lists their machines as instance preferences, from which SageMaker chooses.
+    ranks: the clusters among which SageMaker chooses, best first.
     """
     first = ranks[0]
     offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]

@@ -36,11 +36,10 @@ class RankedCluster:
 
     layout: number of devices used on each machine.
     batches: batch per device on each machine.
-    offers: a dictionary for each offer, in the order of torchrun's node ranks. Its key `count` is
-        the number of machines.
+    offers: a dictionary for each offer, in the order of torchrun's node ranks. The key `count` is
+    the number of machines.
     zone: None if the price holds in the whole region.
-    training: layout, batches, accumulation steps and mode. Clusters with equal values can use the
-        same training command.
+    training: layout, batches, accumulation steps and mode, which determine the training command.
     """
 
     def __init__(self, row: Row) -> None:
@@ -58,10 +57,7 @@ class RankedCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return environment variables that give a training script its batch and mode.
-
-        They have the batch per device, accumulation steps, precision, strategy and switches.
-        """
+        """Return environment variables that give a training script its batch and mode."""
         names = ("batch_per_device", *MODE)
         return {f"SRIFT_{name.upper()}": str(self.row[name]) for name in names}
 
@@ -78,8 +74,8 @@ class Selection:
     def candidates(self) -> list[RankedCluster]:
         """Return the requested row, followed by the rows that can replace it.
 
-        A replacement is ranked below the requested row and probably meets the constraint. It costs
-        at most _MOST_DEARER times as much; this limit does not apply if a price is unknown.
+        A replacement is ranked below the requested row, probably meets the constraint, and costs at
+        most _MOST_DEARER times as much (if the prices are known).
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         below = [one for one in self.ranks if one.rank > self.first.rank]
@@ -88,17 +84,14 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates that run the same training command as `first`.
-
-        `first` is a candidate too. Clusters with several instance types are left out.
-        """
+        """Return the candidates with a single instance type and the training command of `first`."""
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
         """Raise ExportRefused if the machines are local hosts.
 
-        If `one_type` is True, also raise ExportRefused if the cluster has several instance types.
+        one_type: if True, several instance types are refused too.
         """
         if not spends_money(self.first.row["provider"]):
             raise ExportRefused(
@@ -138,10 +131,7 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings: old data, a constraint that is probably missed, or a doubtful choice.
-
-        The publication and prices are old after STALE_AFTER_H hours.
-        """
+        """Return warnings: old data, a constraint that is probably missed, or a doubtful choice."""
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
