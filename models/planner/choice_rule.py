@@ -9,9 +9,9 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
 The objective is the quantity to minimise, dollars or hours. `used` is the quantity that has a
 limit, hours or dollars. It is uncertain because of step times, start-up and interruptions.
-`p_required` is the required probability of keeping the limit. If a goal does not state it, the
-loss is infinite if this probability is below one half. With an `overshoot_price` of c, exceeding the
-limit by 1 % is as bad as an objective that is c % higher.
+`p_required` is the required probability of keeping the limit; one half in the first case if the
+goal does not state it. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
+objective that is c % higher.
 
 The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
 n^-e, so that dollars scale as n^(1 - e). Under a deadline, a margin of 1 % then costs (1 - e) / e %
