@@ -25,9 +25,9 @@ beta, u', c, alpha) are learned parameters; see PARAMETERS.
   pass waits for the exchange.
 
 Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. Profiled bucket times shift f and the size of the last bucket. On hosts with a
-CPU quota below one core, alpha is divided by the quota. All values are arrays with an entry per
-setup. [D] marks relations derived for Srift, which are in no paper.
+once per micro-step. Profiled bucket times shift f and the size of the last bucket. On hosts with
+less than one core and no accelerator, alpha is divided by the number of cores. All values are
+arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
 """
 
 from dataclasses import dataclass, replace
