@@ -1,13 +1,14 @@
 """Install Prefect automations that notify operators.
 
-Run `automations.py --notify slack-webhook/oncall`.
+Run `automations.py --notify slack-webhook/oncall`. The option names a notification block of the
+Prefect server as `type/name`. The command `prefect block ls` lists the blocks.
 
-A notification is sent if no nightly refresh completes for 26 hours, if a new model is not promoted,
-if new runs drift away from the predictions of the model, or if 80 % of the monthly dollar cap is
-spent or reserved.
+Operators are notified in these cases:
 
-The option `--notify` names a notification block of the Prefect server as `type/name`. The command
-`prefect block ls` lists the blocks.
+- No nightly refresh completes for 26 hours.
+- A new model is not promoted.
+- New runs drift away from the model's predictions.
+- 80 % of the monthly dollar cap is spent or reserved.
 """
 
 import argparse
@@ -34,11 +35,9 @@ _HEARTBEAT = "prefect.flow-run.heartbeat"
 _ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
 
 
+# Prefect's documentation recommends this automation.
 def without_heartbeat() -> AutomationCore:
-    """Return an automation that marks a run as crashed after three missed heartbeats.
-
-    Prefect's documentation recommends this automation.
-    """
+    """Return an automation that marks a run as crashed after three missed heartbeats."""
     return AutomationCore(
         name="srift: crash runs without a heartbeat",
         trigger=EventTrigger(
@@ -79,7 +78,7 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
     """Return an automation that sends a notification when a flow emits `event`.
 
-    block: id of the Prefect notification block. subject: the subject of the notification.
+    block: id of the Prefect notification block that sends the message.
     """
     return AutomationCore(
         name=f"srift: {event.removeprefix('srift.')}",
@@ -107,9 +106,8 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that send notifications, and return their names.
 
-    notify: the notification block as `type/name`. Each deployment of the flow `refresh` that has an
-    active schedule gets an automation for overdue refreshes. Raises ObjectNotFound if the block
-    does not exist.
+    notify: the notification block as `type/name`.
+    Raises ObjectNotFound if the block does not exist.
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id

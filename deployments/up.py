@@ -49,7 +49,7 @@ say = partial(print, flush=True)
 
 
 class UpError(Exception):
-    """`make up` cannot start or continue. The message names the fix or shows the end of a log."""
+    """`make up` cannot start or continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,14 @@ class Child:
     def end(self) -> int:
         """Terminate the process and its flow runs, and kill what remains after GRACE_S seconds.
 
-        Flow runs are child processes in separate process groups. They are terminated too, because a
-        worker waits for its flow runs before it ends. Returns the number of descendant processes
-        that had to be killed.
+        Returns the number of descendant processes that had to be killed.
         """
         try:
             first = psutil.Process(self.process.pid)
             family = [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
             return 0
+        # The worker waits for its flow runs, which are in separate process groups.
         for one in family:
             with suppress(psutil.NoSuchProcess):
                 if one == first or "prefect." in " ".join(one.cmdline()):
@@ -126,8 +125,9 @@ class Service:
     def spawn(self, name: str, *line: str, **env: str) -> Child:
         """Start a program of this Python environment, and return its process.
 
-        line: the program and its arguments. env: additional environment variables.
-        The process ends when this script ends. Ctrl-C in the terminal does not reach the process.
+        line: the program and its arguments.
+        env: additional environment variables.
+        The process ends when this script ends.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"

@@ -1,4 +1,4 @@
-"""Define the Prefect flows and the command line. They call `tasks` and contain no logic."""
+"""Define the Prefect flows and the command line; their logic is in `tasks`."""
 
 import os
 

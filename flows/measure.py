@@ -60,10 +60,9 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters that `wish` names, and publish nothing.
+    """Measure a workload on the clusters of `wish`, or else on its most informative clusters.
 
-    If `wish` names no clusters, the workload is measured on its most informative clusters. The
-    dollar and time caps of a refresh apply.
+    The dollar and time caps of a refresh apply. Nothing is published.
 
     Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (the
     return value of the flow `measure`).
@@ -106,9 +105,8 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. `launches` is lazy: it plans the next launch from
-    all measurements in the warehouse. Therefore, the measurements of a launch are loaded before the
-    next launch is planned. `tally` counts what was spent.
+    A launch rents one cluster and measures on it. The measurements of a launch are loaded before
+    `launches`, a lazy iterable, plans the next launch. `tally` counts what was spent.
     """
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):

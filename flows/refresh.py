@@ -33,9 +33,15 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
     """Update the prices, the measurements, the model and the published table.
 
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
-    Returns a dictionary: the refresh id, a summary of the measurements, the decision about the new
-    model, the number of published rows, and the seconds of each phase. Returns Prefect's state
-    Cancelled instead if another refresh is already running in this SRIFT_HOME.
+
+    Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME, or else a
+    dictionary:
+
+        refresh_id        the id of the refresh
+        measured          a summary of the measurements
+        promotion         the decision about the new model
+        published_rows    the number of published rows
+        seconds           the seconds of each phase
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -49,9 +55,9 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh in order, and store the duration of each phase.
+    """Run the phases of a refresh in order, and return the dictionary that `refresh` returns.
 
-    The caller must hold the refresh lock. Returns the dictionary that `refresh` returns.
+    The caller must hold the refresh lock.
     """
     tell_all()
     provider = workspace.provider.name
@@ -91,8 +97,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    `reap` fails if it cannot check a region or a lease (the record of a launch). Then a refresh
-    that may spend money raises NotSwept. Any other refresh prints a note and continues.
+    Raises NotSwept if the flow could not check all regions and launches, and the refresh may spend
+    money. A refresh that spends no money prints a note.
     """
     try:
         reap(provider)

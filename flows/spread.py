@@ -11,11 +11,10 @@ from tasks.providers.local.cpu_shares import usable_cores
 
 
 def each_by_task(dask: str) -> Each:
-    """Return a function like the built-in `map` that runs each call as a Prefect task.
+    """Return a function like `map` that runs each call as a Prefect task, and returns a list.
 
-    The function returns a list. On Dask, a failed call is retried at most twice. On threads, it is
-    not retried.
-    dask: address of a Dask scheduler; "" to use threads.
+    dask: address of a Dask scheduler, on which a failed call is retried at most twice; "" to use
+        threads.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

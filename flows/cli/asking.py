@@ -53,10 +53,10 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return facts about the transformer that the config.json at `path` describes.
+    """Return {name: value}: facts about the transformer of the config.json at `path`.
 
-    The facts are {name: value}: the parameter count, FLOPs per sample, and so on. `sequence` is the
-    number of tokens per sample. Raises BadParameter if the file cannot be used.
+    Facts are, for example, the parameter count and the FLOPs per sample. `sequence` is the number
+    of tokens per sample. Raises BadParameter if the file cannot be used.
     """
     from tasks.workspace.settings import read_transformer
 

@@ -14,9 +14,11 @@ from typer.core import TyperGroup
 class ExplainedGroup(TyperGroup):
     """A group of commands whose expected errors are printed without a traceback.
 
-    The exit code is 2 for wrong settings and 1 for other expected errors. An error is expected if
-    it has an attribute `exit_code`, is an OSError or Prefect's CancelledRun, or is caused by a full
-    or read-only disk. All other exceptions propagate unchanged.
+    The exit code is 2 for wrong settings and 1 for other expected errors. Expected errors are:
+
+    - errors with an attribute `exit_code`
+    - OSError, and Prefect's CancelledRun
+    - errors that a full or read-only disk causes
     """
 
     def invoke(self, ctx: Any) -> Any:

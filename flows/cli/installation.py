@@ -61,7 +61,7 @@ def doctor(
 
 @app.command()
 def restore(as_json: Json = False) -> None:
-    """Replace a damaged warehouse with the backup of the last refresh. Keeps the damaged file."""
+    """Replace a damaged warehouse with the last refresh's backup, and keep the damaged file."""
     from tasks.workspace.shared import open_warehouse
 
     damaged = open_warehouse(settings()).restore()

@@ -1,14 +1,16 @@
 """Decide if a launch is permitted: its worst-case cost must fit under every dollar cap.
 
     billed  = 60 ceil(deadline / 60) + LATE_S                maximum billed seconds
-    worst   = price x billed / 3600
+    worst   = price x billed / 3600                          worst-case cost in dollars
     permitted <=> spent + committed + claimed + worst <= cap
 
-The deadline is the time in seconds after which the machines stop themselves. LATE_S is the maximum
-number of seconds that are billed after it. `price` is the highest possible price in dollars per
-hour. `committed` is the worst-case cost of running machines. `claimed` is the amount that other
-runs of `srift refresh` have reserved under the same cap. If a cap cannot pay for the deadline, the
-deadline is shortened, but not below the shortest useful deadline.
+- `deadline`: seconds after which the machines stop themselves
+- LATE_S: the maximum number of seconds that are billed after the deadline
+- `price`: the highest possible price in dollars per hour
+- `committed`: the worst-case cost of running machines
+- `claimed`: dollars that other runs of `srift refresh` have reserved under the same cap
+
+A deadline that a cap cannot pay for is shortened, but not below the shortest useful deadline.
 """
 
 import math
@@ -29,8 +31,9 @@ LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
 class Cap:
     """A limit in dollars, and the amounts that already count against it.
 
-    `committed_usd` is the worst-case cost of running machines. `claimed_usd` is the amount that
-    other runs of `srift refresh` have reserved, and `claimed_by` are the names of these runs.
+    - `committed_usd`: the worst-case cost of running machines
+    - `claimed_usd`: the amount that other runs of `srift refresh` have reserved
+    - `claimed_by`: the names of the runs that have reserved an amount
     """
 
     name: str
@@ -55,7 +58,7 @@ class Cap:
 class Allowance:
     """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
-    `refusal` is the reason for a refusal; it is empty if the launch is permitted.
+    `refusal` is the reason for a refusal, or an empty string.
     """
 
     deadline_s: float = 0.0
@@ -73,10 +76,9 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return the longest deadline whose worst-case cost is at most `left_usd`.
+    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
 
-    The deadline is the number of seconds after which machines stop themselves, in whole minutes. It
-    is 0 if `left_usd` does not pay for a minute.
+    Machines stop themselves at the deadline, which is a whole number of minutes.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -89,10 +91,10 @@ def dearest_usd_per_hour(
 ) -> float | None:
     """Return the highest possible dollars per hour of the cluster.
 
-    A launch may use any zone of the region, so the highest price of the region counts. A spot price
-    may rise to the on-demand price. If the on-demand price is unknown, a spot price may rise to the
-    bid, which is `spot_margin` times the known spot price. Discounts do not count, because a
-    savings plan may be used up.
+    - A launch may use any zone of the region, so the highest price of the region counts.
+    - A spot price may rise to the on-demand price, or to the bid if that price is unknown. The bid
+      is `spot_margin` times the known spot price.
+    - Discounts do not count, because a savings plan may be used up.
 
     Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a
     spot price.
@@ -117,8 +119,7 @@ def dearest_usd_per_hour(
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
     """Return the highest known price of each instance type in dollars per hour.
 
-    A spot offer counts with its bid: the spot price times `spot_margin`, or the spot price if
-    `spot_margin` is None.
+    A spot offer counts with its bid: the spot price times `spot_margin`. The default margin is 1.
     """
     dearest: dict[str, float] = {}
     for offer in offers:
@@ -139,9 +140,11 @@ def allow(
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    `usd_per_hour` is the highest possible price of the launch, and `once_usd` the dollars that do
-    not depend on its deadline. The launch is refused if the deadline would be shorter than
-    `least_s`, or if `usd_per_hour` is unknown (None).
+    usd_per_hour: the highest possible price of the launch; None means unknown.
+    once_usd: dollars of the launch that do not depend on the deadline.
+
+    The launch is refused if the deadline would be shorter than `least_s`, or if the price is
+    unknown.
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest price is unknown (on-demand prices limit spot prices; see [ec2] markets)"

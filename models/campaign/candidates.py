@@ -66,15 +66,17 @@ class PlannedRun:
         members: the instance types of the machines, in rank order.
         nodes: the indices of the launch's machines on which the run takes place.
         devices: the number of devices used on each machine; empty means one on each machine.
-        batches: samples per device of each machine. A profile lists the batches to try.
+        batches: samples per device of each machine; for a profile, the batches to try.
         message_bytes: the message sizes of a probe (a sweep of all-reduces).
         est_s: the estimated duration in seconds.
         seed: the random seed of a run that checks convergence.
-        steps, checkpoint_every: the length of an elastic run and its checkpoint interval, in steps.
-            An elastic run measures the cost of losing a machine.
-        lose_after_s: seconds after the first step at which the last machine of an elastic run is
-            stopped; None if no machine is stopped.
-        wait_s: seconds that an elastic run waits for the stopped machine.
+
+    Elastic runs measure the cost of losing a machine. Further attributes of elastic runs:
+        steps: the number of steps.
+        checkpoint_every: the steps between two checkpoints.
+        lose_after_s: seconds from the first step until the last machine is stopped; None means that
+            no machine is stopped.
+        wait_s: seconds to wait for the stopped machine.
     """
 
     kind: str
@@ -140,10 +142,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the sub-clusters of a cluster, as {instance types: positions of the machines}.
+    """Return the distinct subsets of a cluster's machines, as {instance types: positions}.
 
-    A sub-cluster is a subset of the machines, whose instance types are `names`. Subsets with the
-    same instance types count as one sub-cluster, with the positions of the first subset.
+    `names` has the instance type of each machine. Subsets with the same instance types count as one
+    subset, with the positions of the first.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -175,7 +177,7 @@ class Model:
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
         """Return True if the model can predict `trained` on all instance types in `members`.
 
-        `trained` is a (workload, mode).
+        trained: a pair (workload, mode).
         """
         return trained in self.workloads and self.types.issuperset(members)
 
@@ -185,8 +187,8 @@ def profile_of(
 ) -> PlannedRun:
     """Return a run that profiles the workload on one device of `instance_type`.
 
-    The profile uses `mode.alone`, the equivalent of `mode` on one device. It times up to four batch
-    sizes, from an eighth of the workload's minimum global batch to its maximum global batch.
+    The run uses `mode.alone`, the equivalent of `mode` on one device. Up to four batch sizes are
+    timed, from an eighth of the workload's minimum global batch to its maximum.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -209,8 +211,8 @@ def learning_runs(
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
     There is a run for each of the two modes and each seed, on both machines of `pair`. The list is
-    empty if the machines cannot train in `mode`. It is also empty if the minimum global batch has
-    fewer samples than the two machines have devices.
+    empty if `pair` cannot train in `mode`, or has more devices than the minimum global batch has
+    samples.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -244,15 +246,17 @@ def training_runs(
 ) -> dict[Key, PlannedRun]:
     """Return the training runs of every workload on every cluster, by setup.
 
-    A workload is measured in all its modes and with several global batches: its minimum, doublings
-    of the minimum, and its maximum. Further runs use half the minimum, or two accumulation steps.
-    Unequal machines share the batch so that they finish together. Their speeds come from
-    `profiles`, or from their numbers of cores if a profile is missing. A machine with several
-    devices is also measured with one device: the difference shows how much devices slow each other
-    down.
+    A workload is measured in all its modes, with these global batches:
 
-    The durations of the runs are estimated from step times that `model` predicts. Without a
-    prediction, a rough estimate is used.
+    - its minimum, doublings of the minimum, and its maximum
+    - half the minimum
+    - the minimum in two accumulation steps
+
+    A machine with several devices is also measured with one device, to show how much devices slow
+    each other down. Unequal machines share the batch so that they finish together.
+
+    profiles: measured speeds of devices. Without a profile, the number of cores is the speed.
+    model: predicts step times, from which the durations of the runs are estimated.
     """
     lines = profiled_lines(profiles)
     found: dict[Key, tuple[Setup, Workload]] = {}
@@ -323,10 +327,9 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups that measure a workload in a mode on a cluster.
+    """Yield the setups with which `training_runs` measures a workload in a mode on a cluster.
 
-    `training_runs` describes their global batches, layouts and accumulation steps. `lines` has the
-    measured speeds of devices.
+    lines: the measured speeds of devices.
     """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
@@ -392,10 +395,7 @@ class Schedule:
         return max(self.alone_s) + self.together_s
 
     def extra_s(self, run: PlannedRun) -> float:
-        """Return the seconds by which `run` would extend the launch.
-
-        Returns 0 if the run fits into a machine's idle time.
-        """
+        """Return the seconds by which `run` would extend the launch."""
         if len(run.members) > 1:
             return run.est_s
         return max(0.0, self.alone_s[self._idlest(run)] + run.est_s - max(self.alone_s))

@@ -5,10 +5,9 @@ expected log step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-Pilots are chosen one after another. Regret is the loss of the chosen setup minus the lowest loss of
-all setups. The loss is the log of the objective plus a penalty for exceeding the limit
-(`planner/choice_rule.py`). The planner omits the penalty for a goal that requires a probability of
-keeping its limit (`p_required`). This module always includes the penalty.
+Pilots are chosen one after another, to lower regret. Regret is the loss of the chosen setup minus
+the lowest loss of all setups. `planner/choice_rule.py` defines the loss. Regret always includes the
+penalty for exceeding the limit, even if the goal states a `p_required`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +38,7 @@ class Pilots:
     Regret is the loss of the chosen setup minus the lowest loss of all setups.
 
     Attributes:
-        chosen: positions of the pilots in the frame of candidates. Each pilot is the most valuable
-            candidate, given the pilots before it.
+        chosen: positions of the pilots in the frame of candidates, in the order of choice.
         regret: the expected regret of a choice without any pilot.
         after: `after[n - 1]` is the expected regret of a choice after the first n pilots.
     """
@@ -61,10 +59,6 @@ def choose_pilots(
 ) -> Pilots:
     """Choose up to `count` runs (pilots) that would improve the choice for `goal` most.
 
-    If no single run would change the choice, the run that is expected to change the predictions
-    most is chosen, because two runs together may change the choice. No run is chosen if the goal
-    has at most one setup to choose from.
-
     Args:
         choice_set: the setups that may be chosen for the goals.
         candidates: a row for each setup that may be measured.
@@ -82,6 +76,7 @@ def choose_pilots(
     left, chosen = list(range(first, len(now.mean))), list[int]()
     for _ in range(min(count, len(left))):
         value = run_values([question], belief, left)[left]
+        # If no single run would change the choice, two runs together may.
         if not value.any():
             value = (belief.mean_shift(left)[question.places] ** 2).mean(axis=0)
         chosen.append(left.pop(int(np.argmax(value.round(9)))))
@@ -97,9 +92,8 @@ def simulated(
 ) -> Iterator[float]:
     """Yield the mean regret of a choice without pilots, then after the first pilot, and so on.
 
-    A pilot is a run that is measured before the choice. Regret is the loss of the chosen setup
-    minus the lowest loss of all setups. It is averaged over joint draws of the true step times.
-    `pilots` are positions in `belief`.
+    Regret is the loss of the chosen setup minus the lowest loss of all setups. The mean is taken
+    over joint draws of the true step times. `pilots` are positions in `belief`.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

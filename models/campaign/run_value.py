@@ -3,6 +3,9 @@
     value = 100 x expected decrease of regret    if the model can predict the run
     value = sum_f 1 / (1 + n_f)                  otherwise
 
+Regret is the loss from a wrong choice (`value_of_information.py`). A model can predict a run if it
+was trained on the run's workload and mode, and knows the run's instance types.
+
 n_f is the number of measured and planned runs with the feature f. A run has four features:
 
 - its cluster
@@ -10,13 +13,9 @@ n_f is the number of measured and planned runs with the feature f. A run has fou
 - its workload, mode, number of machines and number of instance types
 - its workload, mode, global batch and number of accumulation steps
 
-A model can predict a run if it was trained on the run's workload and mode, and knows the run's
-instance types. Regret is the loss from a wrong choice; `value_of_information.py` computes its
-decrease.
-
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
-share of its information that the planned runs already provide. After each planned launch, the
-distribution of step times is conditioned on the planned runs. Then all values are computed again.
+share of its information that the planned runs already provide. After each planned launch, all
+values are computed again.
 """
 
 from __future__ import annotations
@@ -51,9 +50,10 @@ _MOST_FRESH = 300  # at most this many runs outside the model's training data up
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    Runs measured up to `stale_before` do not count. An instance type drifts if too many of its new
-    runs lie outside their predicted intervals. `drifting` has the drifting types, as {name: time of
-    the newest run tested for drift}. Runs on a drifting type up to this time do not count either.
+    - `stale_before`: runs measured up to this time do not count.
+    - `drifting`: {drifting instance type: time}. Runs on the type up to this time do not count.
+
+    An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
 
     runs: pd.DataFrame
@@ -71,7 +71,7 @@ class WorkloadValues:
     Regret is the loss from wrong choices.
 
     Attributes:
-        questions: the goals of the workload, each with the setups that may be chosen for it.
+        questions: the goals of the workload, each with the setups that may be chosen for the goal.
         belief: the joint normal distribution of the log step times of n setups.
         places: the position of each run's setup in `belief` and `regret`.
         regret: an (n,) array: how much a run of each of the n setups is expected to lower regret.
@@ -85,8 +85,8 @@ class WorkloadValues:
     def after(self, run: PlannedRun) -> WorkloadValues:
         """Return the values that remain after `run` has been planned.
 
-        The distribution of step times is conditioned on `run`. The value of each other run falls by
-        the share of its information that `run` provides: the squared correlation of the two runs.
+        The value of each other run falls by the share of its information that `run` provides: the
+        squared correlation of the two runs.
         """
         place = self.places[run]
         alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
@@ -119,9 +119,8 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Build the knowledge from past measurements.
 
-        `devices` has the number of devices of each instance type. Rows without a layout (the
-        devices used on each machine) use all of them. A run that failed twice counts as done, so it
-        is not tried again.
+        `devices` has the number of devices of each instance type. A run that failed twice counts as
+        done.
         """
         known = cls()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -165,10 +164,9 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return by how much `run` would lower the expected loss from wrong choices.
+        """Return how much `run` lowers the loss from wrong choices, in addition to planned runs.
 
-        If planned runs already lower this loss, only the additional effect of `run` counts. Returns
-        None if the model cannot predict `run`.
+        Returns None if the model cannot predict `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
@@ -177,10 +175,10 @@ class Knowledge:
         return 0.0 if values is None or place is None else values.regret[place]
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True if the profile or probe `run` has been neither measured nor planned.
+        """Return True if the profile or probe `run` is still needed.
 
-        A profile times several batch sizes on one device. A probe is a sweep of all-reduces on
-        several machines; it is not needed if the model can predict all their instance types.
+        A run is needed until it is measured or planned. A probe (a sweep of all-reduces) is needed
+        only if the model cannot predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         is_done = _identity_of(run) in self.done
@@ -190,8 +188,8 @@ class Knowledge:
         """Return the value of a training run.
 
         If the model can predict `run`, the value is 100 times the expected decrease of regret (the
-        loss from a wrong choice). Otherwise the value decreases with the number of similar
-        runs that were measured or planned.
+        loss from a wrong choice). If the model cannot predict `run`, the value decreases with the
+        number of similar runs that were measured or planned.
         """
         saved = self.saves(run)
         if saved is None:
@@ -212,12 +210,10 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Compute the values of the runs of `workloads` again, given the runs planned since.
-
-        Runs with the value 0 are skipped, because planned runs never raise a value.
-        """
+        """Compute the values of the runs of `workloads` again, given the runs planned since."""
         for name in self.values.keys() & set(workloads):
             old = self.values[name]
+            # Planned runs never raise a value, so runs with the value 0 are skipped.
             left = [place for place in old.places.values() if old.regret[place] > 0]
             regret = run_values(old.questions, old.belief, left)
             self.values[name] = replace(old, regret=regret)
@@ -239,9 +235,11 @@ def _identity_of(run: PlannedRun) -> Feature:
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     """Return a key that is equal for rows that measure the same thing.
 
-    The key has the kind of run and what it measures: the setup of a training run, the workload,
-    mode and instance type of a profile, or the machines of any other run. `devices` is the number
-    of devices of each instance type.
+    - A training run measures its setup.
+    - A profile measures its workload, mode and instance type.
+    - Any other run measures its machines.
+
+    devices: the number of devices of each instance type.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
@@ -274,8 +272,7 @@ def _valued(
     """Return the values of up to 250 of the `runs`, all of which `model` can predict.
 
     Runs of setups that may be chosen are preferred, then runs with few machine-seconds. `fresh` are
-    rows of measured runs, with `step_s`, that the model was not fitted to. They update the model's
-    distribution of step times.
+    measured runs, with `step_s`, that the model was not fitted to.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
 

@@ -55,8 +55,8 @@ STOPS = (
 class CampaignLimits:
     """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
 
-    A cluster has at most `max_hosts` machines. `fits` takes a cluster and returns the reason why it
-    can never be launched, or an empty string if it can.
+    A cluster has at most `max_hosts` machines. `fits(cluster)` returns the reason why the cluster
+    can never be launched, or an empty string.
     """
 
     max_usd: float
@@ -88,8 +88,8 @@ class CampaignLimits:
 class PlannedLaunch:
     """A cluster to acquire, and the runs (`items`) to measure on it, in this order.
 
-    `est_s` is the estimated duration of the launch in seconds, including the start of the machines.
-    `est_usd` is its estimated cost in dollars.
+    `est_s` is the estimated duration in seconds, including the start of the machines. `est_usd` is
+    the estimated cost in dollars.
     """
 
     cluster: Cluster
@@ -132,9 +132,8 @@ def shopping_list(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
-    A setup is not measured again unless its measurement is stale or its instance type drifts. If
-    the model can predict a run, the run is bought only if it may change a choice. Equal arguments
-    give equal results.
+    A setup is measured again only if its measurement is stale or its instance type drifts. A run
+    that the model can predict is bought only if the run may change a choice.
 
     Args:
         limits: the caps and the market. Only offers of this market with a known price are bought.
@@ -197,9 +196,9 @@ def learning_launches(
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
     `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
-    equal machines that fits the caps and can train in its modes. All launches together use at most
-    two thirds of the caps. If a launch with all modes of a workload does not fit, its last modes
-    are left out.
+    equal machines that fits the caps and can train in the modes. All launches together use at most
+    two thirds of the caps. The last modes of a workload are left out if a launch with all modes
+    does not fit.
     """
     if limits.max_hosts < 2:
         return []
@@ -232,10 +231,12 @@ def elastic_launch(
 ) -> PlannedLaunch | None:
     """Return a launch that measures the cost of losing a machine during training.
 
-    The launch trains the setup of the row `recommended`, and stops its last machine on purpose. The
-    run has about 30 s of steps and writes ten checkpoints. The first machine is on-demand, all
-    others are spot. Returns None if the setup has a single machine, does not use plain DDP, or
-    needs machines that are not on offer. Also returns None if the launch would exceed the limits.
+    The launch trains the setup of the row `recommended`, and stops the last machine on purpose. The
+    first machine is on-demand, all others are spot. Returns None in these cases:
+
+    - The setup has a single machine, or does not use plain DDP.
+    - A machine is not on offer.
+    - The launch would exceed the limits.
     """
     types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
     mode = mode_of(recommended)
@@ -277,9 +278,8 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest value for its share of the caps. It starts with the probes and
-    `profiles` that were neither measured nor planned. The most valuable training `runs` follow.
-    Returns None if every run that fits the caps has the value 0.
+    The best launch has the highest value for its share of the caps. Returns None if every run that
+    fits the caps has the value 0.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -319,8 +319,7 @@ def _fill(
 
     The launch starts with the runs in `first` that fit into `most_s` seconds. Then training runs on
     subsets of the machines are added, the highest value per second first. Adding stops at the run
-    that would lower the total value of the training runs per billed second. A run that fits within
-    the minimum billed time costs nothing, so it is always added.
+    that would lower the value of the training runs per billed second.
 
     `valued` has (value, run) pairs of training runs, by the instance types of the run's machines.
     Returns no runs and 0.0 if the launch would have neither a training run nor a profile.

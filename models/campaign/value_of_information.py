@@ -4,11 +4,11 @@
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
-`planner/choice_rule.py` defines the choice and its loss. The planner omits the penalty for
-exceeding a limit if the goal requires a probability of keeping the limit (`p_required`). The loss
-that a run saves always includes the penalty. Regret is the loss of the choice minus the loss of the
-unknown best setup. A run does not change the loss of the best setup, so regret and loss decrease by
-the same amount (Frazier, Powell and Dayanik 2009).
+`planner/choice_rule.py` defines the choice and its loss. The loss in value(r) always includes the
+penalty for exceeding the limit, even if the goal states a `p_required`.
+
+Regret is the loss of the choice minus the loss of the unknown best setup. A run decreases regret
+and loss by the same amount (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Belief:
     def given(self, place: int, log_step: float | FloatArray | None = None) -> Belief:
         """Return the distribution after a run of the setup at position `place`.
 
-        `log_step` is the measured log step time. If it is None, only the covariance changes. It may
-        be a (draws,) array of possible measurements. Then `mean` of the result is (n, draws).
+        `log_step` is the measured log step time; None changes only the covariance. If `log_step` is
+        a (draws,) array of possible measurements, `mean` of the result is (n, draws).
         """
         across = self.covariance[:, place]
         total = self.outcome_sd[place] ** 2
@@ -108,8 +108,8 @@ class OpenChoice:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position in `question.places` of the setup that is best according to `belief`.
 
-    The setup with the lowest loss is chosen. If no setup keeps the goal's limit with the required
-    probability, the setup that is most likely to keep the limit is chosen.
+    The best setup has the lowest finite loss. If no loss is finite, the best setup is the setup
+    that is most likely to keep the goal's limit.
     """
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
@@ -137,9 +137,8 @@ def aim_and_meeting(
 ) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the Meeting for each setup, run and outcome of the run.
 
-    An outcome is a possible measurement. A Meeting has the probability of keeping the goal's limit,
-    and the expected excess over the limit. `mean` and `variance` are those of log step seconds.
-    They must broadcast to (setups, runs, outcomes), the shape of the results.
+    An outcome is a possible measurement. `mean` and `variance` of log step seconds must broadcast
+    to (setups, runs, outcomes), the shape of the results.
     """
     goal, tall = question.goal, (slice(None), None, None)
     work = question.hours_per_step_s[tall] * np.exp(mean)
@@ -157,8 +156,7 @@ def judged(
 ) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the Meeting of each setup of `question`, for several draws.
 
-    A Meeting has the probability of keeping the goal's limit, and the expected excess over the
-    limit. `mean` (n, draws) has drawn means of the log step seconds of all n setups of a `Belief`.
+    `mean` (n, draws) has drawn means of the log step seconds of all n setups of a `Belief`.
     `variance` (n,) is the variance around these means. Both results have the shape (setups of
     `question`, 1, draws).
     """
@@ -170,9 +168,8 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
     """Return a (runs, outcomes) array: the setup that is chosen after each outcome of a run.
 
     A setup is given as its position in `question.places`. `log_aim` and `meeting` are the results
-    of `aim_and_meeting`. The setup with the lowest loss is chosen. If no setup has a finite loss,
-    the setup that is most likely to keep the limit is chosen. Among equally good setups, the first
-    is chosen.
+    of `aim_and_meeting`. The setup with the lowest finite loss is chosen. If no loss is finite, the
+    setup that is most likely to keep the limit is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
     none = ~np.isfinite(loss).any(axis=0)
@@ -183,11 +180,11 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
-    """Return, for each of the n setups in `belief`, how much a run of it would lower regret.
+    """Return an (n,) array: how much a run of each of the n setups in `belief` would lower regret.
 
-    The result is an (n,) array. It is 0 for setups whose position is not in `runs`. Otherwise it is
-    the sum over `questions`. A question adds nothing if the run lowers its regret by less than
-    0.1 % (LEAST_REGRET), or changes its choice with a probability below 2 % (LEAST_CHANCE).
+    `runs` are positions of setups; all other setups get 0. The values are sums over `questions`. A
+    question adds nothing if the run lowers regret by less than 0.1 % (LEAST_REGRET), or changes the
+    choice with a probability below 2 % (LEAST_CHANCE).
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -216,10 +213,14 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
-    Only the best setup of each cluster is considered. For each goal, up to 30 setups with the
-    lowest expected objective (hours or dollars) and up to 10 setups with the lowest loss (objective
-    and penalty for exceeding the limit) are returned. A goal is left out if fewer than two setups
-    compete for it. The rows of `predictions` are in the order of `setups`.
+    The loss is the log objective (hours or dollars) plus a penalty for exceeding the limit. For
+    each goal, the setups are:
+
+    - up to 30 setups with the lowest expected objective, one of each cluster
+    - up to 10 setups with the lowest loss, one of each cluster
+
+    A goal is left out if fewer than two setups compete for it. `predictions` has the rows of
+    `setups`, in the same order.
     """
     if not setups:
         return ChoiceSet(setups=(), questions=())
@@ -254,8 +255,7 @@ def choice_set_of(
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
 
-    The array is empty if no setup with a known price keeps the goal's limit with a probability of
-    at least 2 % (LEAST_CHANCE).
+    A setup needs a known price, and a chance of at least 2 % (LEAST_CHANCE) of keeping the limit.
     """
     usable = costs.usd_per_hour > 0
     aim = costs.expected(goal.objective)

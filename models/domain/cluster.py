@@ -29,8 +29,7 @@ def bucket_hazard(bucket: int | None) -> float:
     """Return one spot machine's interruptions per hour from its class in EC2's Spot Advisor.
 
     `bucket` is the class, 0 to 4: a range of the share of machines that are interrupted within a
-    month. None and any other number are treated as class 4, the worst. The rate is
-    -log(1 - share) / (hours per month), where share is the middle of the range.
+    month. None and any other number count as class 4, the worst.
     """
     shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
     share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
@@ -41,10 +40,11 @@ def bucket_hazard(bucket: int | None) -> float:
 class InstanceType:
     """A kind of machine, as its provider ("ec2" or "local") describes it.
 
-    `devices` is the number of GPUs; a local host has one device, its CPU. `device` is the name of
-    the device. `cores` is the number of vCPUs of an EC2 instance, or the CPU quota of a local host.
-    `bandwidth_gbps` is the sustained network rate in Gbit/s. `device_tflops` is the peak fp32 rate
-    of one device in TFLOP/s; None means unknown.
+    - `devices`: the number of GPUs; 1 for a local host, whose device is its CPU
+    - `device`: the name of the device
+    - `cores`: the number of vCPUs of an EC2 instance, or the CPU quota of a local host
+    - `bandwidth_gbps`: the sustained network rate in Gbit/s
+    - `device_tflops`: the peak fp32 rate of one device in TFLOP/s; None means unknown
     """
 
     name: str
@@ -70,12 +70,13 @@ class InstanceType:
 class Offer:
     """An instance type at a price in one market (on-demand or spot) and zone.
 
-    `usd_per_hour` is the price that the user's account pays for the machine; None means unknown,
-    not free. If this price differs from the public price, `own_price` says why, and
-    `public_usd_per_hour` is the public price. `storage_usd_per_hour` is the price of the volume.
-    `other_usd_per_hour` is the price of the public IP address and of requests to S3. `start_usd` is
-    the cost to download the workload's data each time the machine starts. If `usd_per_hour` is an
-    estimate, `price_source` says so.
+    - `usd_per_hour`: the price that the user's account pays for the machine; None means unknown
+    - `price_source`: says that `usd_per_hour` is an estimate, or is empty
+    - `public_usd_per_hour`: the public price, if it differs from `usd_per_hour`
+    - `own_price`: the reason why `usd_per_hour` differs from the public price
+    - `storage_usd_per_hour`: the price of the volume
+    - `other_usd_per_hour`: the price of the public IP address and of requests to S3
+    - `start_usd`: the cost to download the workload's data each time the machine starts
     """
 
     instance_type: InstanceType
@@ -103,18 +104,15 @@ class Offer:
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the higher of `usd_per_hour` and the public price, because a discount may end.
-
-        Returns None if neither price is known.
-        """
+        """Return the higher of `usd_per_hour` and the public price, because a discount may end."""
         known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
         return max(known, default=None)
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return the price per hour of the machine, its volume, IP address and S3 requests.
+        """Return dollars per hour of the machine, its volume, IP address and S3 requests.
 
-        The price is in dollars; it is None if the price of the machine is unknown.
+        Returns None if the price of the machine is unknown.
         """
         extra = self.storage_usd_per_hour + self.other_usd_per_hour
         return None if self.usd_per_hour is None else self.usd_per_hour + extra
@@ -151,10 +149,9 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return three prices per hour in dollars: machines, volumes, and everything else.
+        """Return dollars per hour of machines, of volumes, and of IP addresses with S3 requests.
 
-        The third price is for public IP addresses and S3 requests. The first is None if the price
-        of any machine is unknown.
+        The price of the machines is None if the price of any machine is unknown.
         """
         known = [one.usd_per_hour for one in self.members if one.usd_per_hour is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)

@@ -30,9 +30,8 @@ def machines_of(
 ) -> tuple[Numbers, Numbers]:
     """Return two tuples with one number per instance: devices used, and batch per device.
 
-    `layout` has the devices used on each instance, such as `4+4+2`. If it is empty, all devices are
-    used. `devices` maps instance types to their number of devices. A type that is not in `devices`
-    has one device.
+    `layout` has the devices used on each instance, such as `4+4+2`; an empty text means all
+    devices. `devices` maps instance types to their number of devices; the default is 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -42,10 +41,7 @@ def machines_of(
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
-    """Return the column `name` with missing values replaced by `default`.
-
-    If the frame has no such column, all values are `default`.
-    """
+    """Return the column `name`, with `default` for missing values or for a missing column."""
     if name not in frame.columns:
         return pd.Series([default] * len(frame), index=frame.index, dtype=object)
     values = frame[name].astype(object)
@@ -53,10 +49,7 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 
 
 def mode_of(row: Mapping[str, Any]) -> Mode:
-    """Return the mode (precision, strategy, switches) of a measurement row.
-
-    A missing value means the default.
-    """
+    """Return the mode (precision, strategy, switches) of a row; missing values mean defaults."""
     return Mode(**{name: str(row[name]) for name in MODE_COLUMNS if not _absent(row.get(name))})
 
 
@@ -113,8 +106,7 @@ def setup_key(setup: Setup) -> Key:
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     """Return the key of a measurement row's setup; see `setup_key`.
 
-    A missing layout means that all devices are used. `devices` maps instance types to their number
-    of devices.
+    devices: the number of devices of each instance type, for rows without a layout.
 
     Raises:
         ValueError: if the cluster, layout or batch cannot be parsed.
@@ -129,11 +121,10 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
-    """Count the measurements of each setup. The keys of the result are those of `setup_key`.
+    """Count the measurements of each setup; the keys of the result are those of `setup_key`.
 
-    If the frame has a column named `runs`, it is the number of measurements that a row stands for.
-    Otherwise each row is one measurement. Rows without a layout use all devices of the
-    machines; `types` provides their number.
+    A row counts as one measurement, or as the number in its column `runs`. `types` has the number
+    of devices of each instance type, for rows without a layout.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -26,11 +26,13 @@ USUAL_TOKENS = 2**20  # default tokens per global batch
 def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) -> dict[str, float]:
     """Return the fields of `Workload` that follow from a transformer's configuration.
 
-    The fields are parameters, gradient_bytes, flops_per_sample, layers, hidden and sequence. A
-    sample is a sequence of `sequence` tokens; the default is the configuration's maximum length.
-    With N parameters, a sample takes (6 N + 12 * layers * hidden * sequence) * sequence FLOPs. If
-    the configuration does not state N, it is computed without norms and biases, which are less than
-    1 % of all parameters. A gradient has four bytes per parameter.
+    A sample is a sequence of tokens. The fields are:
+
+        parameters         N, as stated or computed without norms and biases (under 1 % of N)
+        gradient_bytes     4 N
+        flops_per_sample   (6 N + 12 * layers * hidden * sequence) * sequence
+        layers, hidden     the number of layers, and their width
+        sequence           tokens per sample: `sequence`, or the configuration's maximum length
 
     Raises:
         ValueError: if a size is missing or is not a positive whole number, or if the network is a
@@ -51,7 +53,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     needed += [] if sizes["parameters"] else ["vocabulary"]
     for name, value in sizes.items():
         if value is None and name in needed:
-            raise ValueError(f"the network's shape lacks {' or '.join(_NAMES[name])}")
+            raise ValueError(f"the network has no {name}: set {' or '.join(_NAMES[name])}")
         if value is not None and not _is_size(value):
             raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])

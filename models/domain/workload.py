@@ -50,19 +50,13 @@ class Mode(NamedTuple):
     switches: str = SWITCHES[0]
 
     def __str__(self) -> str:
-        """Return a short text such as `bf16 fsdp compile`.
-
-        The text has the precision, followed by strategy and switches if they are not the defaults.
-        """
+        """Return a text such as `bf16 fsdp compile`, without default strategy and switches."""
         rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
         return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
 
     @property
     def sharded(self) -> bool:
-        """True if weights, gradients or optimizer state are sharded over the devices.
-
-        With more devices, each device needs less memory.
-        """
+        """True if weights, gradients or optimizer state are sharded over the devices."""
         return self.strategy in (*_GATHERED, UPDATES_SHARED)
 
     @property
@@ -72,7 +66,7 @@ class Mode(NamedTuple):
 
     @property
     def compressed(self) -> bool:
-        """True if gradients are compressed. Compression may slow convergence."""
+        """True if gradients are compressed, which may slow convergence."""
         return self.strategy in COMPRESSED
 
     @property
@@ -87,15 +81,12 @@ class Mode(NamedTuple):
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers; 0 if the strategy uses none.
-
-        A machine runs at most one parameter server.
-        """
+        """Return the number of parameter servers (at most one per machine), or 0."""
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
-        """True if the planner may choose the mode only if it is reliably faster than DDP.
+        """True for modes that the planner may choose only if they are reliably faster than DDP.
 
         Reliably faster means that the upper bound of the mode's predicted step time is below DDP's
         predicted step time on the same machines.
@@ -157,8 +148,8 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        If the strategy communicates differently from DDP (`sends_otherwise`), this is DDP with the
-        same precision and switches. Otherwise it is the mode itself.
+        A strategy that communicates differently from DDP (`sends_otherwise`) is compared with DDP
+        in the same precision and switches. Any other mode is compared with itself.
         """
         return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
 
@@ -190,9 +181,11 @@ OVERSHOOT_PRICE = 10.0
 class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
-    `hours` is a deadline and `usd` a budget. `p_required` is the probability with which the limit
-    must be met. If `p_required` is None, a setup may exceed the limit at a penalty. Exceeding the
-    limit by 1 % is then as bad as an objective that is `overshoot_price` % higher.
+    - `hours`: the deadline
+    - `usd`: the budget
+    - `p_required`: the required probability of keeping the limit; None permits excess at a penalty
+    - `overshoot_price`: the penalty. Exceeding the limit by 1 % is as bad as an objective that is
+      `overshoot_price` % higher.
     """
 
     goal: str
@@ -227,11 +220,12 @@ class Goal:
 class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
-    `modes` are the modes in which the workload may be trained. `parameters`, `gradient_bytes` and
-    `flops_per_sample` are None until a profile, an import or a transformer's shape provides them.
-    The shape of a transformer is the number of `layers`, the width `hidden`, and `sequence`, the
-    tokens per sample; for other workloads, all three are None. `checkpoint_bytes` is None until a
-    checkpoint was measured.
+    - `modes`: the modes in which the workload may be trained
+    - `parameters`, `gradient_bytes`, `flops_per_sample`: None until a profile, an import or a
+      transformer's shape provides them
+    - `layers`, `hidden`, `sequence`: layers, width and tokens per sample of a transformer; None for
+      other workloads
+    - `checkpoint_bytes`: None until a checkpoint was measured
     """
 
     name: str

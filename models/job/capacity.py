@@ -4,16 +4,14 @@
     p_type,market,zone ~ Beta(requests granted, requests refused)
     p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-The start-up time of a launch ends when its last machine is ready. n is the number of machines, c is
-the mean of log n over the observed launches, and b is the effect of log n. log_seconds.py explains
-mu, u and the noise. Machines of one launch take similar times. Therefore, a launch counts as one
-observation per instance type.
+- n: the number of machines of a launch. Its start-up ends when the last machine is ready.
+- b: the effect of log n. c: the mean of log n over the observed launches.
+- mu, u and the noise: see log_seconds.py.
+- p: the chance that a request for one machine is granted. The prior adds to both counts.
+- p_gang(n): the chance that all n machines of a cluster are granted at the same time.
+- `shared`: 1 if machines are always granted or refused together, 0 if they are independent.
 
-p is the chance that a request for one machine is granted. The parameters of its Beta posterior are
-the counts of granted and refused requests, plus those of the prior. p_gang(n) is the chance that
-all n machines of a cluster are granted at the same time. Refusals are correlated: if one machine is
-available, the next machine is more likely to be available. `shared` is 1 if machines are always
-granted or refused together, and 0 if they are independent.
+A launch counts as one observation per instance type, because its machines take similar times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,8 +66,7 @@ def gang_startup(
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
     `model` is the result of `fit_startup`. A pool is an instance type in a market and zone.
-    `counts` is a (clusters, pools) array with the number of machines from each pool. Every cluster
-    has at least one machine. A cluster is ready when its slowest instance type is ready.
+    `counts` is a (clusters, pools) array with the number of machines from each pool.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
     medians = model.log_medians(keys)[:, 0]

@@ -3,10 +3,10 @@
     line    = 3.6 s + 0.02 s/MB x size;  x = log line
     seconds = line exp(mu + u_type + b (x - mean x) + noise)
 
-CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. Its two constants are
-not fitted, because the checkpoints of a few workloads do not determine both. Three corrections are
-fitted, with normal priors around 0: mu for all checkpoints, u_type for each instance type, and b
-for the size of the checkpoint.
+CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. The constants of the
+line are not fitted, because the checkpoints of a few workloads do not determine both. Three
+corrections are fitted, with normal priors around 0: mu for all checkpoints, u_type for each
+instance type, and b for the size of the checkpoint.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 def write_seconds(
     model: LogSeconds, state_bytes: float, types: Sequence[str]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (types,) arrays: median seconds, and standard deviations of log seconds.
+    """Return two (types,) arrays: median seconds of a checkpoint, and log standard deviations.
 
     `model` is the result of `fit_checkpoints`. `state_bytes` is the size of the checkpoint. `types`
     are names of instance types.
@@ -65,8 +65,6 @@ PRIOR = LogSeconds(
 
 def fit_checkpoints(written: pd.DataFrame) -> LogSeconds:
     """Fit the ratio of measured seconds to the seconds of CM-DARE's line.
-
-    If `written` has no rows, return the prior.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
     fit uses the median seconds of each combination of workload, instance_type and bytes.

@@ -1,9 +1,8 @@
 """Model the seconds that torch.compile adds before the first steps of a workload.
 
-log seconds = mu + noise
+    log seconds = mu + noise
 
-mu is fitted for each workload and mode. Its prior is normal around the log of `prior_s(mode)`, so
-its posterior is normal too.
+mu is fitted for each workload and mode, with a normal prior around the log of `prior_s(mode)`.
 """
 
 from collections.abc import Mapping
@@ -38,8 +37,7 @@ class CompileModel:
     def seconds(self, workload: str, mode: Mode) -> float:
         """Return the predicted compilation seconds of one start of the job.
 
-        Returns 0 if `mode` does not use torch.compile. Each replacement of a machine starts the job
-        again, and the job then compiles again.
+        The job compiles again after each replacement of a machine.
         """
         return self.learned.get((workload, mode), prior_s(mode))
 

@@ -81,10 +81,7 @@ class JobCosts:
         return self._priced(what, self.hours_by_draw)
 
     def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours` if `what` is "hours", else the dollars that jobs of these hours cost.
-
-        The result is NaN where the dollars are unknown.
-        """
+        """Return `hours` if `what` is "hours", else the dollars that jobs of these hours cost."""
         return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 

@@ -8,16 +8,17 @@
     lost  = 1/h - s / (exp(h s) - 1)      mean hours of a piece that an interruption loses
     hours = start-up + r + N (lost + replacement)
 
-h is the hazard: the expected number of interruptions per hour. c is the hours to write a checkpoint
-(checkpoints.py). I is the optimal interval between checkpoints. `replacement` is the mean hours
-until a lost machine is replaced. The work is divided into n equal pieces, where n is the smallest
-number with which no piece has more than I hours of work. A checkpoint is written between two
-pieces.
+- h: the hazard, which is the expected number of interruptions per hour. The hazard of a cluster is
+  the sum of its machines' hazards.
+- c: the hours to write a checkpoint (checkpoints.py).
+- I: the optimal hours of work between two checkpoints.
+- n: the smallest number of equal pieces in which no piece has more than I hours of work. A
+  checkpoint is written between two pieces.
+- `replacement`: the mean hours until a lost machine is replaced. An interruption during a
+  replacement restarts the replacement.
 
-The formulas are exact for memoryless interruptions (derived for Srift). A cluster needs all its
-machines, so its hazard is the sum of the machines' hazards. An interruption during a replacement
-restarts the replacement. Real interruptions come in bunches. Therefore, the drawn number of
-interruptions has a random hazard (see `drawn_hours`).
+The formulas are exact for memoryless interruptions (derived for Srift). Real interruptions come in
+bunches. Therefore, the drawn number of interruptions has a random hazard (see `drawn_hours`).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def best_interval(
     """Return Daly's optimal checkpoint interval: the hours of work between two checkpoints.
 
     `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
-    of interruptions per hour. A hazard of 0 gives a very long interval.
+    of interruptions per hour.
     """
     mean = 1 / np.maximum(hazard_per_hour, 1e-12)
     ratio = np.minimum(checkpoint_hours / (2 * mean), 1.0)
@@ -117,7 +118,7 @@ def best_interval(
 def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -> FloatArray:
     """Return the number of equal pieces into which checkpoints divide the work.
 
-    It is the smallest number, at least 1, with which no piece is longer than `interval_hours`.
+    The number is the smallest with which no piece is longer than `interval_hours`.
     """
     return np.maximum(np.ceil(work_hours / np.maximum(interval_hours, 1e-9) - 1e-9), 1.0)
 
@@ -146,9 +147,8 @@ def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: in
     """Return a (clusters,) array: the chance of at least one interruption.
 
     The chance is 1 - E[exp(-hazard x running hours)], where running hours include checkpoints. The
-    hazard is the number of interruptions per hour. The expectation is the mean over random hazards,
-    drawn in the same way as in `drawn_hours`. `work_hours` (clusters,) are the hours of training
-    steps.
+    mean is taken over random hazards (interruptions per hour), drawn as in `drawn_hours`.
+    `work_hours` (clusters,) are the hours of training steps.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
@@ -258,10 +258,9 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of Gamma distributions with mean 1.
 
-    `probability` is (draws, 1), and `variance` is (clusters,). The quantile is 1 if the variance is
-    0. Variances are rounded to steps of 5 %. This saves time, because thousands of setups then have
-    only a few different variances.
+    `probability` is (draws, 1), and `variance` is (clusters,).
     """
+    # Rounding to steps of 5 % leaves few different variances, which saves time.
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)
     kinds, at = np.unique(steps, return_inverse=True)
     level = np.exp(kinds * _ALIKE)

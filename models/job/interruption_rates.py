@@ -5,16 +5,18 @@
     N_window    ~ Poisson(lambda_zone hours G)
     G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
 
-Rates are interruptions per machine-hour: m_type of an instance type, lambda_zone of the type in a
-zone. EC2's Spot Advisor publishes the advised rate. `offset` is a factor for all types. N_window is
-the number of interruptions in an observed period, and `hours` are its machine-hours. The shape is
-not learned, because a type has only a few zones. With shape 1, a zone's rate may lie anywhere
-between 0 and a few times the mean. Gamma and Poisson are conjugate: observations move a zone's rate
-from the mean of its type towards the observed rate.
+Rates are interruptions per machine-hour.
 
-G is the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
-interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020]. `bunching` is the
-variance of the drift, and tau is the typical duration of a rise: 24 hours.
+- m_type: the rate of an instance type. EC2's Spot Advisor publishes the advised rate.
+- `offset`: a factor for all types.
+- lambda_zone: the rate of the type in a zone. With shape 1, the rate may lie anywhere between 0
+  and a few times m_type. The shape is not learned, because a type has only a few zones.
+- N_window: the number of interruptions in an observed period of `hours` machine-hours.
+- G: the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
+  interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
+- `bunching`: the variance of the drift. tau: the typical duration of a rise, 24 hours.
+
+Observations move a zone's rate from the mean of its type towards the observed rate.
 
 An interruption takes either all machines of a type in a zone, or a single machine. `shared` is the
 share of a machine's interruptions that take all machines. n machines of a type in a zone therefore
@@ -51,8 +53,8 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all m
 def passing(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
-    A rise of demand lasts about tau, so it averages out during a long job. The result is a ratio:
-    the variance of the mean demand over `hours`, divided by the variance of the demand at one time.
+    The result is the variance of the mean demand over `hours`, divided by the variance of the
+    demand at one time. A rise of demand lasts about tau.
     """
     return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 
@@ -80,10 +82,9 @@ class HazardModel:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return three (clusters,) arrays: interruptions per hour, their uncertainty, and bunching.
 
-        A pool is an instance type in a zone. `counts` is a (clusters, pools) array with the number
-        of machines from each pool. The uncertainty is the relative variance of the estimated rate.
-        Bunching is the relative variance of the true rate over time. It is smaller for a cluster
-        with several pools, because demand is assumed to be independent between pools.
+        The uncertainty is the relative variance of the estimated rate. Bunching is the relative
+        variance of the true rate over time. A pool is an instance type in a zone. `counts` is a
+        (clusters, pools) array with the number of machines from each pool.
         """
         rate, doubt = self.rates(pools).T
         of_pool = np.where(counts > 0, self.shared + counts * (1 - self.shared), 0.0) * rate
@@ -100,11 +101,7 @@ class HazardModel:
         return np.array(list(map(self._rate, pools))).reshape(-1, 2)
 
     def _rate(self, pool: Pool) -> tuple[float, float]:
-        """Return one machine's interruptions per hour, and the relative variance of the estimate.
-
-        `pool` includes the rate that Spot Advisor publishes. Both results are 0 if this rate is 0
-        and the type was never observed.
-        """
+        """Return one machine's interruptions per hour, and the estimate's relative variance."""
         instance_type, _, zone, advised = pool
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
@@ -126,14 +123,12 @@ def fit_hazard(
 ) -> HazardModel:
     """Fit interruptions per hour to observed machine-hours.
 
-    If `windows` has no rows, the rates are those of the prior.
-
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
             above 0) and interruptions. A period must not end because of an interruption, because
             rates would then be overestimated.
-        advised: interruptions per hour that Spot Advisor publishes, by instance type. A type that
-            is missing gets Spot Advisor's highest rate.
+        advised: interruptions per hour that Spot Advisor publishes, by instance type. The default
+            of a missing type is Spot Advisor's highest rate.
         together: a row for each launch and pool (instance type in a zone) that lost machines. The
             columns are machines (number that ran) and lost (number that were interrupted).
     """
@@ -186,8 +181,7 @@ def fit_hazard(
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate the relative variance of the interruption rate over time.
 
-    The estimate grows with the overdispersion of the interruption counts: the excess of their
-    variance over the variance of Poisson counts. The prior counts as additional observations.
+    The estimate grows with the excess of the counts' variance over the variance of Poisson counts.
     `windows` has a row per observed period. `zone_rate` has the interruptions per hour of each
     (instance type, zone).
     """
@@ -203,8 +197,7 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 def _shared(together: pd.DataFrame | None) -> float:
     """Return the share of interrupted machines whose launch lost all machines of a pool at once.
 
-    A pool is an instance type in a zone. The share is a posterior mean. `fit_hazard` describes
-    `together`.
+    A pool is an instance type in a zone. `fit_hazard` describes `together`.
     """
     whole, single = _SHARED
     if together is not None:

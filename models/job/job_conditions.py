@@ -58,10 +58,11 @@ class Stated:
 class Learned:
     """Start-up, checkpoint and interruption models that were learned from launches.
 
-    If `hazard` is None, the interruption rates that the provider publishes apply. If `availability`
-    is None, every request is granted. Reading a checkpoint is assumed to take as long as writing
-    it. `restarts` gives the seconds of a replacement. Before the first observed replacement, a
-    replacement is assumed to take as long as a start-up.
+    - `checkpoints`: the seconds to write a checkpoint. Reading is assumed to take as long.
+    - `hazard`: the interruption rates; None means the rates that the provider publishes.
+    - `availability`: the chances that requests are granted; None means that all are granted.
+    - `restarts`: the seconds of a replacement. Before the first observed replacement, a replacement
+      is assumed to take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -77,8 +78,7 @@ class Learned:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
         A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
-        the number of machines from each pool. `state_bytes` is the size of a checkpoint. The
-        slowest machine of a cluster determines the seconds to write and to read a checkpoint.
+        the number of machines from each pool. `state_bytes` is the size of a checkpoint.
         """
         spot = counts * np.array([pool.market == "spot" for pool in pools])
         losses: FloatArray = spot * np.array([pool.interruptions_per_hour for pool in pools])
@@ -123,8 +123,7 @@ class Learned:
         `launch_s` (clusters,) are the mean start-up seconds if no request is refused. `log_sd`
         (clusters,) are the standard deviations of log start-up seconds. A pool is an instance type
         in a market and zone. `counts` is a (clusters, pools) array with the number of machines from
-        each pool. If there is no availability model, `launch_s` and `log_sd` are returned
-        unchanged.
+        each pool.
         """
         if self.availability is None:
             return launch_s, log_sd

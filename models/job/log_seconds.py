@@ -4,8 +4,8 @@
 
 A group is, for example, a market or the outcome of a restart; a member is an instance type. x is a
 covariate, for example the log number of machines, and b is its effect. mu_group and b have normal
-priors, and u is normal around 0, so the posterior is that of a Bayesian linear regression. The
-standard deviation of the noise is the pooled spread around each member's mean, shrunk towards its
+priors, and u is normal around 0. The posterior is that of a Bayesian linear regression. The
+standard deviation of the noise is the pooled spread of members around their means, shrunk towards a
 prior.
 """
 
@@ -71,10 +71,7 @@ class LogSeconds:
         return middle + self.slope[0] * growth, log_sd
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return a (members,) array: the mean seconds of each member of `group` at x = 0.
-
-        `LogSeconds` describes groups, members and the covariate x.
-        """
+        """Return a (members,) array: the mean seconds of each member of `group` at x = 0."""
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
         return np.exp(middle + log_sd**2 / 2)
@@ -82,8 +79,7 @@ class LogSeconds:
     def fitted(self, observed: pd.DataFrame) -> LogSeconds:
         """Return the posterior, given observed durations.
 
-        `observed` has a row per duration, with columns group, member, seconds and x. If it has no
-        rows, the result is `self`.
+        `observed` has a row per duration, with columns group, member, seconds and x.
 
         Raises:
             ValueError: if seconds are not above 0 or a group is unknown.

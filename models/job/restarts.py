@@ -24,9 +24,9 @@ NO_RESTARTS = LogSeconds(
 def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
     """Fit the seconds that an elastic job needs to continue after it lost a machine.
 
-    `restarts` has a row per restart, with columns outcome, instance_type and seconds. Rows with an
-    outcome other than 'fewer' (continued with fewer machines) or 'replaced' (waited for another
-    machine) are ignored.
+    `restarts` has a row per restart, with columns outcome, instance_type and seconds. Only rows
+    with the outcome 'fewer' (continued with fewer machines) or 'replaced' (waited for another
+    machine) are used.
 
     Raises:
         ValueError: if seconds are not above 0.

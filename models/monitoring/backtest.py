@@ -29,11 +29,13 @@ _MOST_NAMED = 8  # maximum number of names in a sentence
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
     """Fit a model to `data` and predict the step times of `test`, a frame of measured runs.
 
-    Returns:
-        A frame with the index of `test`. The columns are `predicted_step_s` and its 90 % interval
-        from `low_s` to `high_s`. If a row cannot be predicted, these three are NaN and the column
-        `unpredicted` has the reason. `guessed` is True if the row was predicted from facts about
-        the workload, such as its FLOPs, without measurements of it.
+    Returns a frame with the index of `test` and these columns:
+
+        predicted_step_s   predicted seconds per step; NaN if the row cannot be predicted
+        low_s, high_s      90 % interval of `predicted_step_s`
+        unpredicted        the reason why the row cannot be predicted, or an empty string
+        guessed            True if the prediction uses facts about the workload, such as its FLOPs,
+                           but no measurements of the workload
 
     Raises:
         ValueError: if `data` has nothing to learn from or rows of several providers.
@@ -55,7 +57,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
 
-    Facts that `data` does not have are NaN, except `devices`, whose default is 1.
+    Unknown facts are NaN, except `devices`, whose default is 1.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}
@@ -88,9 +90,13 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
     """Return sentences that count rows with a problem in a backtest.
 
-    The problems are test rows without a prediction, test rows that were predicted without
-    measurements of their workload, and training rows whose mode is unknown. `data` is the training
-    data. `predicted` is the result of `backtest` for the runs `test`.
+    The problems are:
+
+    - test rows without a prediction
+    - test rows that were predicted without measurements of their workload
+    - training rows whose mode is unknown
+
+    `data` is the training data. `predicted` is the result of `backtest` for the runs `test`.
     """
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),

@@ -106,9 +106,8 @@ def fitted(
 ) -> tuple[StepTimeModel, pd.DataFrame]:
     """Return the model fitted to all data, and a frame of held-out predictions.
 
-    A split (workload, cluster_size or setup) divides the runs into groups. Each group is held out
-    once. A group is missing if no model can be fitted without it, or if that model cannot predict
-    it. The frame has a row for each run and split, with these columns:
+    The frame has a row for each run and split (workload, cluster_size or setup). Groups of runs
+    that cannot be predicted without their own measurements are left out. The columns are:
 
         split, group             the split and the group of the run
         row, run_id              the position among the valid runs, and the id of the run
@@ -192,11 +191,11 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 
 
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return predictions for the runs whose workload and instance types `model` was trained on.
+    """Return predictions for the runs whose workload and instance types `model` knows.
 
-    Runs are left out if the definition of their workload or of an instance type has changed since
-    the model was trained. The columns are those of `fitted` without split and group. Runs that the
-    model was trained on have smaller errors than new runs.
+    The model knows a workload or an instance type if it was trained on the present definition. Runs
+    that the model was trained on have smaller errors than new runs. The columns are those of
+    `fitted` without split and group.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

@@ -50,11 +50,10 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
     groups that have been drifting so far to the start of their drift.
 
-    The chance of a group is its p-value: the probability that at least as many of its runs would be
-    outside their intervals if there were no drift. The group with the smallest chance drifts if its
-    chance times the number of tested groups is at most 5 %. Then its runs are removed, and the
-    remaining groups are tested again. A run on several instance types therefore counts against one
-    type only.
+    The p-value of a group is the probability that at least as many of its runs would be outside
+    their intervals without drift. The group with the smallest p-value drifts if the p-value times
+    the number of tested groups is at most 5 %. Then the group's runs are removed, and the remaining
+    groups are tested again. A run on several instance types therefore counts against one type only.
 
     A drift in `before` continues, with its old start, while at least half of the group's recent
     runs are outside their intervals.
@@ -93,9 +92,12 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    The columns describe the runs outside their predicted intervals: how many there are, the time of
-    the first of these runs, and if they are slower or faster than predicted. Another column is the
-    probability that chance alone causes at least this number of runs.
+    The main columns describe the runs outside their predicted intervals:
+
+    - `outside`: the number of these runs
+    - `since`: the time of the first of these runs
+    - `direction`: if these runs are slower or faster than predicted
+    - `chance`: the probability that chance alone causes at least this number of these runs
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]

@@ -40,10 +40,9 @@ def verdict(
 ) -> Promotion:
     """Decide if the new model `challenger` replaces the model in use, `champion`.
 
-    If there are at least 8 runs that the champion was not trained on, the models are compared on
-    these runs. The challenger's predictions of them are held-out predictions. Otherwise the models
-    are compared on all runs, and both may have been trained on some of them. If the definitions of
-    all the champion's workloads have changed, the champion is ignored.
+    The models are compared on the runs that the champion was not trained on. If there are fewer
+    than 8 such runs, the models are compared on all runs. A champion is ignored if the definitions
+    of all its workloads have changed.
 
     Args:
         data: one provider's measurements.
@@ -67,14 +66,17 @@ def verdict(
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
     """Apply the rule by which a new model replaces the model in use.
 
-    The challenger is promoted if there is no champion. It is refused if it predicts step times that
-    are not finite. It is promoted if only the challenger knows some workload or instance type
-    (`news`), or if no run can be compared. Otherwise it is refused in two cases:
+    The first case that applies decides about the challenger:
 
-    - Its mean error on the runs that both models predict is higher than the champion's in at least
-      95 % of bootstrap samples. The bootstrap resamples setups, of which there must be at least 3.
-    - Its 90 % intervals cover less than 80 % of the runs that both models predict, and fewer of
-      these runs than the champion's intervals. There must be at least 8 such runs.
+    1. There is no champion: promoted.
+    2. The challenger predicts step times that are not finite: refused.
+    3. Only the challenger knows some workload or instance type (`news`): promoted.
+    4. No run is predicted by both models: promoted.
+    5. On the runs that both models predict, the challenger's mean error is higher in at least 95 %
+       of bootstrap samples: refused. The bootstrap resamples setups and needs at least 3 setups.
+    6. On the runs that both models predict, the challenger's 90 % intervals cover less than 80 %
+       and less than the champion's intervals: refused. This case needs at least 8 runs.
+    7. All other cases: promoted.
 
     Args:
         challenger: rows with predictions of the challenger.
@@ -152,8 +154,8 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
     """Return the 95 % quantile of the mean of `gain`, and the number of setups.
 
-    The quantile comes from a bootstrap that resamples setups. `gain` is the error of the champion
-    minus the error of the challenger, and `setup` the label of the setup. Both are indexed by run.
+    A bootstrap that resamples setups gives the quantile. `gain` is the error of the champion minus
+    the error of the challenger. `setup` is the label of the setup. Both are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

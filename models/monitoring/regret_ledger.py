@@ -2,9 +2,9 @@
 
     regret = exp(loss of the choice - lowest loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss. Here it is computed from measured step times: the hours
-of a job are its number of steps times the step time, plus start-up and interruptions. A choice that
-misses its constraint counts as a failure and has no regret.
+`planner/choice_rule.py` defines the loss. The hours in the loss follow from measured step times:
+the number of steps times the step time, plus start-up and interruptions. A choice that misses its
+constraint counts as a failure and has no regret.
 """
 
 import hashlib
@@ -49,18 +49,16 @@ def judge(
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
     publication: ranked setups with their predictions. The first setup is the choice, and the others
-    are its rivals. A promise is judged if its choice was measured later.
+    are its rivals.
 
-    If several judged promises for a question choose the same setup in the same market, each run
-    counts for one promise: the newest promise that was published before the run. A rival that was
-    published in several markets counts once, with its best rank.
+    Promises that answer a question with the same setup and market share the runs: each run counts
+    for the newest promise published before the run.
 
     Args:
         promises: published rows with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
-        devices: the number of devices of each instance type. Rows without a layout (the devices
-            used on each machine) use all of them.
+        devices: the number of devices of each instance type, for rows without a layout.
         conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
             prior durations and the interruption rates of the published rows.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
@@ -98,10 +96,7 @@ def judge(
 
 
 def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
-    """Return a text for each row. Rows with the same setup have the same text.
-
-    devices: number of devices of each instance type.
-    """
+    """Return a text for each row, which is equal for rows with the same setup."""
     return [str(row_key(row, devices)) for row in rows_of(rows)]
 
 

@@ -13,9 +13,9 @@ The first of these causes that applies is named:
     compute   otherwise: all machines compute more slowly than predicted
 
 sync_s is the measured seconds of a step that ranks wait for communication. The reference
-computation is a benchmark that each machine times around each run. It shows how fast the machine
-is at that time. In data-parallel training, the steps of all ranks end at the same time. Whole step
-times therefore do not show which rank is slow.
+computation is a benchmark that shows how fast each machine is around each run. In data-parallel
+training, the steps of all ranks end at the same time. Whole step times therefore do not show which
+rank is slow.
 """
 
 from collections.abc import Mapping
@@ -88,10 +88,13 @@ def sentence(row: Row) -> str:
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
     """Return (cause, detail for the user, instance type) of a slow run.
 
-    The module's docstring lists the causes. For the cause "machine", the instance type is that of
-    the slow machine. For the cause "compute", it is the type of all machines, or "" if their types
-    differ. For other causes, it is "". `expected` is the run's prediction. `input_share` is as in
-    `alarms`.
+    The module's docstring lists the causes. The instance type is:
+
+    - that of the slow machine for the cause "machine"
+    - that of all machines for the cause "compute", if the machines have equal types
+    - "" in all other cases
+
+    `expected` is the run's prediction. `alarms` describes `input_share`.
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
@@ -130,7 +133,7 @@ def slow_from(usual_spread: float) -> float:
     """Return the slowness above which a machine is called slow.
 
     Slowness is the duration of the reference computation divided by its usual duration.
-    `usual_spread` is the usual standard deviation of the log of this duration.
+    `usual_spread` is the usual standard deviation of the log of the duration.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 
@@ -157,10 +160,9 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     """Return the node that is slowest compared with equal nodes, and how much slower it is.
 
-    Equal nodes have the same instance type, number of devices used and batch per device. A
-    result of 0.2 means that the node computes 20 % longer per step than the median equal node.
-    Returns (0, 0.0) if no node is slower than equal nodes, or if the run did not record the seconds
-    of each rank.
+    Equal nodes have the same instance type, number of devices used and batch per device. A result
+    of 0.2 means that the node computes 20 % longer per step than the median equal node. The result
+    is (0, 0.0) if no node is known to be slower than equal nodes.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used = parse_numbers(run["layout"], len(types), "layout")

@@ -36,9 +36,8 @@ def finish_together(
     """Return the samples per device of each machine with which all machines finish together.
 
     `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
-    `devices` has the number of devices of each machine. The samples of all devices add up to
-    `total`. Returns None if a machine would get no sample, or if no whole numbers add up to
-    `total`.
+    `devices` has the number of devices of each machine. Returns None if the devices cannot share
+    `total` samples.
     """
     each = np.array([devices], dtype=np.int64)
     a, k = np.array(lines, dtype=float).T[:, None]
@@ -51,14 +50,16 @@ def split_groups(
 ) -> Wholes:
     """Split `total` samples among the machines of each cluster, for many clusters at once.
 
-    All arrays have the shape (clusters, types). `count` is the number of machines of a type; it is
-    0 in padding. `devices` is the number of devices of one machine of the type. A device of the
-    type computes b samples in `a` + `k` b seconds.
+    All arrays have the shape (clusters, types):
 
-    Returns a (clusters, types) array: the samples per device, summed over the machines of the type.
-    The sum is 7 for three machines whose devices compute 3, 2 and 2 samples. Each device of the
-    first (sum mod count) machines computes one more sample than a device of the other machines. All
-    sums of a cluster are 0 if its devices cannot share the samples.
+        count      the number of machines of the type; 0 in padding
+        devices    the number of devices of one machine of the type
+        a, k       a device of the type computes b samples in a + k b seconds
+        result     the samples per device, summed over the machines of the type
+
+    For three machines whose devices compute 3, 2 and 2 samples, the sum is 7. The machines with an
+    additional sample come first. All sums of a cluster are 0 if its devices cannot share the
+    samples.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -127,9 +128,8 @@ class BatchSplits:
             the type.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
-        obstacle: for each enumerated cluster, a position in OBSTACLES: the reason why the cluster
-            has no split. It is -1 if the cluster has splits. If several reasons apply, it is the
-            last.
+        obstacle: (clusters,) the last reason why a cluster has no split, as a position in
+            OBSTACLES; -1 if the cluster has splits.
     """
 
     workload: str
@@ -149,10 +149,7 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: an index of the split's kind of device; -1 for several kinds.
-
-        The index is the position in the alphabetical order of all kinds of device.
-        """
+        """Return a (splits,) array: a number for the split's kind of device; -1 for several."""
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
         first = code[:, :1]
@@ -161,9 +158,8 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
-        If the samples of an instance type do not divide equally, devices of some machines get an
-        additional sample. Therefore, the arrays have two columns for each type: one for these
-        machines, and one for all other machines of the type.
+        The arrays have two columns for each type: one for machines whose devices get an additional
+        sample, and one for all other machines.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -220,10 +216,9 @@ def splits_of(
 ) -> BatchSplits:
     """Return all batch splits of each cluster in each mode of the workload.
 
-    A global batch is split with each number of accumulation steps in ACCUMULATION_STEPS that
-    divides it. Splits that exceed the memory of a device are left out, and so are splits in which a
-    machine gets no sample. If every split exceeds the memory, larger divisors of the global batch
-    are tried in ascending order, until a split fits.
+    The numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. In
+    a split, every machine gets a sample, and the samples fit in memory. If no split fits in memory,
+    larger divisors are tried in ascending order, until a split fits.
 
     Args:
         workload: the workload with its allowed modes.
@@ -329,10 +324,9 @@ def _largest_batches(
 ) -> Wholes:
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
-    Row 0 holds the batches without gradient accumulation, row 1 the batches with accumulation. A
-    column is an instance type; the last column is for padding. No batch exceeds `most`; a batch is
-    0 if no sample fits. Sharded weights, gradients and optimizer state are divided by the number of
-    `ranks`. If the required memory is unknown, the batch is `most`.
+    Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
+    the last column is for padding. `ranks` devices share sharded state. A batch is 0 if no sample
+    fits, and `most` if the required memory is unknown.
     """
 
     found: dict[tuple[float, ...], int] = {}

@@ -34,9 +34,9 @@ MOST_ZONES = 4
 class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
-    `fits` takes a cluster and returns the reason why it can never be launched, or an empty string
-    if it can. A mode is a precision, a strategy and switches. `vetoes` has the modes that may not
-    be chosen, as {mode: reason}.
+    - `fits(cluster)` returns the reason why the cluster can never be launched, or an empty string.
+    - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
+      {mode: reason}.
     """
 
     offers: Sequence[Offer]
@@ -48,9 +48,9 @@ class Supply:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The candidates of a workload. `frame` has a row per candidate.
+    """The candidates of a workload.
 
-    The columns of `frame` are:
+    `frame` has a row per candidate, with these columns:
 
         split, zone, condition   positions in `splits`, `zones` and `conditions`
         cluster                  a number that is equal for candidates with the same machines in the
@@ -58,11 +58,12 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Each entry of `zones` maps instance types to the offers of one market and zone. `conditions` has
-    the start-up, checkpoint and interruption parameters of clusters. `compile_s` is a (modes,)
-    array with the seconds of compilation before the first step. `frame` may contain clusters that
-    cannot be launched; the method `setups` leaves them out. `left_out` counts the clusters without
-    a candidate, as {reason: number of clusters}.
+    The clusters of some candidates cannot be launched; the method `setups` leaves them out.
+
+    - `zones`: for each market and zone, the offers as {instance type: offer}
+    - `conditions`: the start-up, checkpoint and interruption parameters of clusters
+    - `compile_s`: (modes,) seconds of compilation before the first step
+    - `left_out`: the number of clusters without a candidate, as {reason: number}
     """
 
     splits: BatchSplits
@@ -94,8 +95,7 @@ class Candidates:
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
         """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
-        `fits` takes a cluster and returns the reason why it cannot be launched, or an empty string
-        if it can.
+        `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string.
         """
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
@@ -177,15 +177,15 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return the offers, in their order, without the offers of zones that cannot win.
+    """Return the offers, in their order, without offers of zones that are not worth comparing.
 
-    Zone A cannot win if another zone B of the same market sells all instance types of A, and no
-    type has a higher price, download cost or interruption rate in B. Of equal zones, the first by
-    name is kept.
+    Zones that cannot win are left out. Zone A cannot win if another zone B of the same market sells
+    all instance types of A, and no type has a higher price, download cost or interruption rate in
+    B.
 
-    At most `most` of the remaining zones of a market keep all offers. They are the zones that are
-    the cheapest zone for the largest numbers of instance types. Every other zone keeps only the
-    types for which it is the cheapest zone.
+    At most `most` of the remaining zones of a market keep all offers: the zones that are cheapest
+    for the largest numbers of instance types. Every other zone keeps only the types for which the
+    zone is cheapest.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):
@@ -209,10 +209,10 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
 
 
 def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` has all types of `theirs`, and none of them costs more or is riskier.
+    """Return True if `ours` sells all types of `theirs`, none at a higher price or risk.
 
     Each argument maps instance types to the offers of one market and zone. The price per hour, the
-    cost of downloads at the start, and the interruption rate are compared. Offers of different
+    cost of downloads at the start, and the interruption rate are compared. Zones of different
     markets never beat each other.
     """
     return all(

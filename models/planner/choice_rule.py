@@ -7,15 +7,13 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
               = log objective                                 otherwise, if p_required is stated
               = log objective + overshoot_price x overshoot   otherwise
 
-The objective is the quantity to minimise, dollars or hours. `used` is the quantity that has a
-limit, hours or dollars. It is uncertain because of step times, start-up and interruptions.
-`p_required` is the required probability of keeping the limit; one half in the first case if the
-goal does not state it. With an `overshoot_price` of c, exceeding the limit by 1 % is as bad as an
-objective that is c % higher.
-
-The price of a safety margin depends on the goal. Let hours scale with the number of machines n as
-n^-e, so that dollars scale as n^(1 - e). Under a deadline, a margin of 1 % then costs (1 - e) / e %
-more dollars. Under a budget, it costs e / (1 - e) % more hours.
+- objective: the quantity to minimise, dollars or hours.
+- `used`: the quantity that has a limit, hours or dollars. Step times, start-up and interruptions
+  make `used` uncertain.
+- `p_required`: the required probability of keeping the limit. If the goal states none, the
+  probability must be at least one half.
+- `overshoot_price`: exceeding the limit by 1 % is as bad as an objective that is
+  `overshoot_price` % higher.
 """
 
 from collections.abc import Mapping
@@ -38,7 +36,7 @@ class Meeting(NamedTuple):
     """The probability that a setup keeps a limit, and the expected excess over the limit.
 
     `chance` is the probability. `overshoot` is E[max(0, log(used / limit))], where `used` are the
-    setup's hours or dollars. With an infinite limit, the chance is 1 and the overshoot is 0.
+    setup's hours or dollars.
     """
 
     chance: FloatArray
@@ -80,15 +78,18 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the lowest loss.
 
-    The loss is infinite if the probability of keeping the goal's limit is below `goal.p_required`,
-    or below 50 % (EVEN_ODDS) if `p_required` is None. Otherwise the loss is the log of the
-    objective. If `p_required` is None, a penalty for exceeding the limit is added. `meeting` has
-    the probability of keeping the limit, and the expected excess over it.
+    The loss is the log of the objective, plus a penalty for exceeding the limit if
+    `goal.p_required` is None. The loss is infinite if the probability of keeping the limit is too
+    low (see `misses`). `meeting` has the probability of keeping the limit, and the expected excess
+    over the limit.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
 
 
+# The price of a safety margin depends on the goal. Let hours scale with the number of machines n
+# as n^-e, so that dollars scale as n^(1 - e). Under a deadline, a margin of 1 % then costs
+# (1 - e) / e % more dollars. Under a budget, a margin of 1 % costs e / (1 - e) % more hours.
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 
@@ -100,18 +101,15 @@ def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArr
 def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     """Return a mask that is True where `chance` is below the probability that the goal requires.
 
-    `chance` is the probability of keeping the limit. If the goal states no required probability, it
-    is 50 % (EVEN_ODDS).
+    `chance` is the probability of keeping the limit. A goal that states no `p_required` requires
+    one half (EVEN_ODDS).
     """
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     return chance < required - _ROUNDING
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Return True if a row of the published table is too unlikely to keep its goal's limit.
-
-    Returns False if the goal has no limit or the row has no cluster.
-    """
+    """Return True if a row of the published table is too unlikely to keep its goal's limit."""
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required
     return chance is not None and bool(chance < least - _ROUNDING)

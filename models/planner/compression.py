@@ -1,8 +1,8 @@
 """Decide if a strategy that communicates differently from DDP is predicted to be faster than DDP.
 
-Compressed gradients, tensor parallelism and parameter servers must be faster than DDP by more than
-the uncertainty of the prediction. A survey found that only 6 of more than 200 setups gain from
-compression [Shi et al. 2021].
+Strategies with compressed gradients, tensor parallelism or parameter servers must be faster than
+DDP by more than the uncertainty of the prediction. A survey found that only 6 of more than 200
+setups gain from compression [Shi et al. 2021].
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,11 +22,10 @@ def unproven(
 ) -> BoolArray:
     """Return a (setups,) mask: True if a setup's mode must be reliably faster than DDP, but is not.
 
-    `Mode.must_be_faster` is True for modes with compressed gradients, tensor parallelism or
-    parameter servers. A setup is reliably faster if the upper end of its predicted interval is
-    below the prediction for DDP. `predicted` has the model's predictions for `arrays`. `tolerated`
-    are the modes that may be chosen. If DDP is not tolerated, the mask is False, because DDP is
-    then no alternative.
+    Modes with compressed gradients, tensor parallelism or parameter servers must be reliably faster
+    (`Mode.must_be_faster`): the upper end of the predicted interval must be below the prediction
+    for DDP. `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that
+    may be chosen. The mask is False for setups whose DDP mode is not tolerated.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -58,9 +57,9 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text says if each such strategy is reliably faster than DDP. It includes only strategies
-    with `Mode.must_be_faster`. The workload must allow both DDP and the strategy, and the cluster
-    must support both. For strategies that may not be chosen, the text has the reason in `vetoes`.
+    The text says if each strategy is reliably faster than DDP, or why the strategy may not be
+    chosen (the reason in `vetoes`). Only strategies with `Mode.must_be_faster` are named. The
+    workload and the cluster must support both DDP and the strategy.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -35,11 +35,10 @@ def compositions(
     """Return a (clusters, types) array: the number of machines of each type in each cluster.
 
     `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
-    by their number of machines. If there are at most `most` combinations, all are returned.
-    Otherwise, clusters have at most three types, and a type of a mixed cluster has a restricted
-    number of machines, such as 1, 2, 4 or 8. LADDERS has the permitted numbers; its first entry
-    permits the most numbers. The first entry that gives at most `most_mixed` rows is used, or the
-    last entry if all entries give more.
+    by their number of machines. All combinations are returned if there are at most `most`. If there
+    are more, clusters have at most three types, and mixed clusters have numbers of machines from
+    LADDERS, such as 1, 2, 4 or 8. The first entry of LADDERS that gives at most `most_mixed` rows
+    is used.
     """
     sizes = range(1, max_hosts + 1)
     if math.comb(types + max_hosts, max_hosts) - 1 <= most:
@@ -73,9 +72,9 @@ def clusters_of(
 ) -> Iterator[Cluster]:
     """Yield each enumerated cluster that can be launched.
 
-    All machines of a cluster are of one market and zone. `fits` takes a cluster and returns the
-    reason why it cannot be launched, or an empty string if it can. If a market and zone has more
-    than `most` combinations of machines, some are skipped (see `compositions`).
+    All machines of a cluster are of one market and zone. `fits(cluster)` returns the reason why a
+    cluster cannot be launched, or an empty string. If a market and zone has more than `most`
+    combinations of machines, some are skipped (see `compositions`).
     """
     for group in sold_together(offers):
         found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)

@@ -106,9 +106,9 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text states the lowest limit that a cluster keeps with the required probability, and names
-    that cluster. It also names the cluster that is most likely to keep the stated limit, unless
-    that is very unlikely. `order` are the positions in `costs` to consider.
+    The text names the lowest limit that a cluster keeps with the required probability, and the
+    cluster that is most likely to keep the stated limit. `order` are the positions in `costs` to
+    consider.
     """
     what, limit = goal.used, goal.limit
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -153,9 +153,11 @@ def _difference(row: Row, against: Row, what: str) -> str:
 def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Return a sentence that says why no machine on offer can train the workload.
 
-    It names one of three reasons: the devices support none of the workload's modes, they have too
-    little memory, or the global batch cannot be divided equally among the devices of a machine. The
-    text is empty if no such reason is found.
+    The sentence has one of these reasons, or is empty:
+
+    - The devices support none of the workload's modes.
+    - The devices have too little memory.
+    - The global batch cannot be divided equally among the devices of a machine.
     """
     types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
     if not any(computes(one.device, mode) for one in types for mode in workload.modes):

@@ -2,10 +2,14 @@
 
     allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
 
-Runs record the mean loss of each group of consecutive steps, called a window. Of the windows that
-all runs have, the first four and the last four (AVERAGED) are used. `first` and `dense` are the
-mean losses of DDP in these first and last windows, averaged over seeds. `loss` is the mean loss of
-the strategy in the last windows. All compared runs use the same cluster, batch, precision and
+Runs record the mean loss of each group of consecutive steps, called a window. Only windows that all
+runs have are used.
+
+- `first`: the mean loss of DDP in the first four windows (AVERAGED)
+- `dense`: the mean loss of DDP in the last four windows
+- `loss`: the mean loss of the strategy in the last four windows
+
+The losses are averaged over seeds. All compared runs use the same cluster, batch, precision and
 seeds.
 
 A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
@@ -127,8 +131,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
     """Return the modes of the workload that may not be chosen, as {mode: reason}.
 
-    These are modes with compressed gradients for which no run has shown that they converge like
-    DDP. `runs` are rows of the mart `learning`.
+    A mode with compressed gradients may be chosen only if runs have shown that the mode converges
+    like DDP. `runs` are rows of the mart `learning`.
     """
     found = {}
     for mode in _doubted(workload):
@@ -149,10 +153,10 @@ def unknown_learning(
 ) -> list[tuple[Workload, Mode, range]]:
     """Return the (workload, mode, seeds) triples for which convergence must still be measured.
 
-    `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, and
-    only for workloads that also allow DDP. A mode is left out if its verdict is known, or if three
-    launches (MOST_TRIES) have already tried it. Runs with a `cause` do not count, because the
-    machine, the data or the requirements made them fail.
+    `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, for
+    workloads that also allow DDP. A mode is left out if its verdict is known, or after three
+    launches (MOST_TRIES). Runs with a `cause` do not count, because the machine, the data or the
+    requirements made them fail.
     """
     found = []
     for workload in workloads:

@@ -59,10 +59,7 @@ class Round:
 
 
 def ring(machines: int, size: float) -> tuple[Round, ...]:
-    """Return the communication rounds of a ring all-reduce of `size` bytes.
-
-    A reduce-scatter followed by an all-gather has the same rounds.
-    """
+    """Return the communication rounds of a ring all-reduce of `size` bytes."""
     around = tuple((place, (place + 1) % machines) for place in range(machines))
     return (Round(places=around, bytes=size / machines, times=2 * (machines - 1)),)
 
@@ -100,7 +97,7 @@ def seconds_of(
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the rank order of machines in which the communication rounds take the shortest time.
 
-    All orders of up to 8 machines (EXACT) are compared. More machines need a local search.
+    For more than 8 machines (EXACT), the order is the best that a local search finds.
     """
     if links.machines > EXACT:
         return searched(links, rounds)
@@ -109,11 +106,7 @@ def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 
 
 def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the best rank order that local searches from several starts find.
-
-    A search repeatedly swaps the two machines whose swap saves the most time, until no swap saves
-    time.
-    """
+    """Return the best rank order that local searches from several starts find."""
     random, machines = np.random.default_rng(0), np.arange(links.machines)
     moves = np.tile(machines, (links.machines * (links.machines - 1) // 2, 1))
     for move, (first, second) in zip(moves, combinations(machines, 2), strict=True):
@@ -132,11 +125,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
     """Return the rank order to use, and a text with the predicted gain of the fastest order.
 
-    A sweep is one measurement of all links; at least two are needed. The fastest order is computed
-    from the medians of all `sweeps`. Its gain is the fraction of the communication seconds that it
-    saves. If the gain is small or uncertain, the present order is returned. The gain is
-    cross-validated: each sweep evaluates the order that is fastest in the other sweeps. Otherwise,
-    noise would make some of the orders look faster than they are.
+    The gain is the fraction of the communication seconds that the fastest order saves. If the gain
+    is small or uncertain, the present order is returned. The gain is cross-validated: each sweep
+    evaluates the order that is fastest in the other sweeps.
+
+    sweeps: at least two measurements of all links.
     """
     unchanged = tuple(range(sweeps[0].machines))
     gains = []

@@ -145,10 +145,10 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     """Return the workload with only the modes that may be chosen.
 
     `vetoes` are modes that may not be chosen. The Adasum strategies, and the strategies in
-    UNPLANNED (such as PowerSGD), remain only if no other mode is left. It is unknown how many steps
-    Adasum needs to converge.
+    UNPLANNED (such as PowerSGD), remain only if no other mode is left.
     """
     modes = [one for one in workload.modes if one not in vetoes]
+    # It is unknown how many steps Adasum needs to converge.
     planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
     return replace(workload, modes=tuple(planned or modes))
 
@@ -156,7 +156,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
     """Return the answer for a workload without candidates: a row per goal, with `status`.
 
-    `why` is the reason in these rows. If `why` is empty, a general reason is used.
+    `why` is the reason in the rows; the default is a general reason.
     """
     why = why or "no cluster on offer can be launched here; more instance types would help"
     rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
@@ -186,13 +186,11 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates that can be launched, and the positions of the best 2,000 (LOOKED).
+    """Return the candidates, and the positions of the best 2,000 (LOOKED) that can be launched.
 
     `found` has the hours and dollars that the step-time formula estimates. `supply.fits` checks if
-    a cluster can be launched. It is slow, so only the clusters of the best candidates are checked.
-    If a cluster cannot be launched, its candidates are dropped and the best candidates are selected
-    again. The returned candidates may include clusters that were not checked, but the clusters at
-    the returned positions were checked.
+    a cluster can be launched. The check is slow, so only the clusters of the best candidates are
+    checked. Candidates that fail the check are dropped, and the best candidates are selected again.
     """
     cluster, refusals = found.column("cluster"), dict[int, str]()
     usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
@@ -231,8 +229,8 @@ def shortlist(
 ) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    If at most `count` candidates have finite hours, all of them are returned. Otherwise, these
-    candidates are returned:
+    All candidates with finite hours are returned if there are at most `count`. If there are more,
+    these candidates are returned:
 
     - the candidates that are nearest to the Pareto frontier of `hours` and `usd`
     - for each goal, the candidates with the lowest loss, for each assumed uncertainty in _SPREADS
@@ -279,7 +277,7 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
     """Return the position of the lowest score of each kind of device.
 
-    A kind without a finite score is left out. `device` is as in `shortlist`.
+    `shortlist` describes `device`.
     """
     known = (device >= 0) & np.isfinite(score)
     return pd.Series(score)[known].groupby(device[known]).idxmin().to_numpy(np.intp)
@@ -299,10 +297,7 @@ def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
 
 
 def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
-    """Return the positions on the Pareto frontier of hours and dollars, sorted by hours.
-
-    Rows with an infinite value are left out.
-    """
+    """Return the positions on the Pareto frontier of hours and dollars, sorted by hours."""
     order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
     order = order[np.argsort(hours[order])]
     for _ in range(2):  # the first pass, sorted by hours alone, is fast and leaves few rows

@@ -57,12 +57,12 @@ def recommend(
     3. near misses: clusters with a better objective than rank 1 that miss the goal's limit
     4. the best cluster of each kind of device that has no row so far
 
-    The first three groups have at most `top` rows together. All rows after rank 1 have the status
-    "misses_constraint" if they miss the limit, and otherwise "alternative".
+    The first three groups have at most `top` rows together. Rows after rank 1 have the status
+    "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.
 
-    If no setup may be chosen for a goal, the goal has a single row with the status "infeasible" or
-    "no_price". The row's reason says what would be feasible. An unknown price is None. The
-    additional column `offers` has the offers of the row's machines.
+    A goal without a possible setup has a single row, with the status "infeasible" or "no_price".
+    The reason in the row says what would be feasible. The additional column `offers` has the offers
+    of the row's machines.
 
     Args:
         workload: the training job with its goals.
@@ -86,8 +86,8 @@ def recommend(
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
     """Return the rows of `recommend` for a single goal.
 
-    `top` and `clusters` are as in `recommend`. The column with the number of measured runs is
-    missing. The additional column `at` is the position of the setup in `costs`.
+    `recommend` describes `top` and `clusters`. The rows lack the column `measured_runs`. The
+    additional column `at` is the position of the setup in `costs`.
     """
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.used)
@@ -160,9 +160,9 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
     """Return the row to publish for a goal whose limit no setup in `costs` keeps.
 
-    `usable` is a mask of the setups with known hours and dollars. If the goal has a limit and a
-    setup is usable, the reason in the row states a feasible limit, and the cluster that keeps it.
-    Otherwise, the status of the row is "no_price".
+    The reason in the row states a feasible limit, and the cluster that keeps the limit. If the goal
+    has no limit, or no setup is usable, the status is "no_price". `usable` is a mask of the setups
+    with known hours and dollars.
     """
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"

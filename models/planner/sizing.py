@@ -14,13 +14,15 @@ units. O is the overhead and P the parallel work in seconds.
     servers      the required number of parameter servers:
                  ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
-O and P follow from measurements of T(1) and T(m), where m is the largest measured size:
-O = (m T(m) - T(1)) / (m - 1) and P = T(1) - O.
+O and P follow from measurements of T(1) and T(m), where m is the largest measured size: O = (m T(m)
+- T(1)) / (m - 1) and P = T(1) - O.
 
-The step time of a global batch that was not measured can be composed of k micro-steps, each with b
-samples per unit. Let C be the time of a step with b samples on one unit, and D the time of a step
-with b samples per unit on several units. The composed step takes k C on one unit. On several units
-it takes (k - 1) C + D, because gradients are exchanged only after the last micro-step.
+If a global batch was not measured, a step can be composed of k micro-steps with b samples per unit:
+
+    on one unit        k C              C: measured step with b samples on one unit
+    on several units   (k - 1) C + D    D: measured step with b samples per unit on these units
+
+On several units, gradients are exchanged only after the last micro-step.
 """
 
 from __future__ import annotations
@@ -96,10 +98,11 @@ class ScalingRule:
 class Scale:
     """Median step times of a workload in one mode on one instance type, by number of units.
 
-    A unit is a machine, or a device of one machine. `devices_each` is the number of devices used on
-    each machine; it is 0 if units are devices. `steps[size][micro_batch, accumulation_steps]` is
-    the step time in seconds on `size` units, where `micro_batch` is the number of samples of one
-    unit in a micro-step.
+    A unit is a machine, or a device of one machine.
+
+    - `devices_each`: the number of devices used on each machine; 0 if units are devices
+    - `steps[size][micro_batch, accumulation_steps]`: the step time in seconds on `size` units
+    - `micro_batch`: the number of samples of one unit in a micro-step
     """
 
     mode: Mode
@@ -111,8 +114,8 @@ class Scale:
         """Return {number of units: seconds of a step of `batch` samples}, as far as known.
 
         A unit is a machine, or a device of one machine. If `micro` is None, all seconds were
-        measured. Otherwise the step consists of micro-steps of `micro` samples per unit. If this
-        step was not measured, its seconds are the sum of measured micro-steps.
+        measured. With a number `micro`, the step consists of micro-steps of `micro` samples per
+        unit, and unmeasured seconds are sums of measured micro-steps.
         """
         found: dict[int, float] = {}
         alone = self.steps.get(1, {})
@@ -136,15 +139,11 @@ class Scale:
         return sorted({size * micro * steps for size, micro, steps in shapes})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the pair (global batch, micro batch) with the most known step times.
+        """Return the pair (global batch, micro batch) for which `sizes` knows the most step times.
 
-        A pair can have a step time for each size: a number of machines, or of devices of one
-        machine. The global batch is between `least` and `most`. The micro batch is the number of
-        samples per machine or device in a micro-step. It is None if all step times were measured
-        and none is a sum of micro-steps.
-
-        Ties are broken in favour of micro batch None, then of the most samples per second on size
-        1. Returns None if no pair has step times for size 1 and for a larger size.
+        The global batch is between `least` and `most`. The micro batch is the number of samples per
+        unit in a micro-step; None means that all step times were measured. Returns None if no pair
+        has step times on one unit and on several units.
         """
         batches = {*self.batches, *([least] if least == most else [])}
         micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
@@ -165,10 +164,9 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Ignores runs whose machines differ in instance type, devices used or batch. Also ignores runs in
-    modes that need several devices. `devices` is the number of devices of each instance type. A run
-    without a layout (the devices used on each machine) uses all of them. If a batch was not
-    measured on a single device, its step time on this device comes from a profile.
+    Only runs on equal machines, in modes that can use a single device, are used. If a batch was not
+    measured on a single device, its step time comes from a profile. `devices` has the number of
+    devices of each instance type, for runs without a layout.
     """
     # Step times by mode, instance type, devices_each, size, micro-batch and accumulation steps.
     measured: dict[tuple[Mode, str, int, int, float, int], list[float]] = defaultdict(list)
@@ -211,16 +209,17 @@ def size_workload(
 ) -> dict[str, list[Row]]:
     """Return the scaling rules and best batches of a workload as lists of rows.
 
-    `batches` are the minimum and the maximum global batch to consider. A Scale has the step times
-    of a mode, an instance type and a number of devices used per machine. A size is a number of
-    machines, or of devices of one machine. A Scale is usable if it has step times of a global batch
-    in this range for size 1 and for a larger size. The lists are:
+    A Scale has the step times of a mode, an instance type and a number of devices used per machine.
+    A size is a number of machines, or of devices of one machine. A Scale is usable if the step
+    times of a global batch are known for size 1 and for a larger size. The lists are:
 
         scaling     a row for each usable Scale: its scaling rule
         checks      a row for each usable Scale and size: measured and predicted efficiency
         best_batch  a row for each mode and instance type: the batch with which a single device
                     computes the most samples per second
         unknown     a row for each Scale that is not usable
+
+    `batches` are the minimum and the maximum global batch to consider.
     """
     data = at_nominal_speed(data)
     clusters = set(data.runs.get("cluster", ()))
@@ -264,7 +263,7 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The predicted
     efficiency `by_rule` comes from a ScalingRule, which is fitted to two sizes: 1, and the largest
-    of `sizes` below the row's size. It is None if `sizes` has no size between 1 and the row's size.
+    of `sizes` below the row's size. `by_rule` is None if these two sizes are equal.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -278,10 +277,10 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule, and the largest sizes that reach several parallel efficiencies.
+    """Return the scaling rule, and the largest sizes that reach the EFFICIENCIES.
 
-    EFFICIENCIES lists the efficiencies. `sizes` maps numbers of machines or devices to seconds per
-    step. The largest sizes are at most `limit`; 0 means no limit.
+    `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
+    `limit`; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
@@ -332,8 +331,7 @@ def _hiding(
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
     """Return a list with one row: the measured batch with the most samples per second.
 
-    The batch is that of a single device, and fits in its memory. The list is empty if no measured
-    batch fits.
+    The batch is that of a single device, and fits in its memory.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

@@ -71,12 +71,11 @@ class Communication(NamedTuple):
             gradient twice.
         on_gloo: `sent` is multiplied by `on_gloo` if the backend is gloo. Gloo has no
             reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
-        held: bytes that a device holds for the exchange, divided by its gradient bytes. These bytes
-            are the buckets and, depending on the strategy, residuals, values received from another
-            rank, or the weights before the step [D].
-        waits: True if the backward pass waits while a bucket is exchanged. Compression makes the
-            backward pass wait, because both need the device. So does tensor parallelism, because a
-            layer needs the result of the previous exchange.
+        held: bytes that a device holds for the exchange, divided by its gradient bytes. All
+            strategies hold buckets. Some also hold residuals, values received from another rank, or
+            the weights before the step [D].
+        waits: True if the backward pass waits while a bucket is exchanged. Compression needs the
+            device for the exchange. In tensor parallelism, the next layer needs the result.
         passes: how often compression or Adasum reads all gradient values, relative to the strategy
             ddp-mstopk, which reads them about 20 times [D].
     """
@@ -111,9 +110,10 @@ _STRATEGIES = {
 class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
-    `weights` is the number of weights of all these layers, and `inputs` the number of their inputs
-    for one sample. Tensor-1d splits layers in pairs. For one sample, `pairs` is the sum over all
-    pairs of (inputs of the first layer + outputs of the second layer).
+    - `weights`: the number of weights of all these layers
+    - `inputs`: the number of inputs of all these layers for one sample
+    - `pairs`: inputs of the first layer + outputs of the second layer for one sample, summed over
+      the pairs in which tensor-1d splits layers
     """
 
     weights: float = 0.0
@@ -153,8 +153,8 @@ def selection_seconds(
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
     """Return a (rows,) array: the bytes that a machine sends, relative to a ring all-reduce.
 
-    Only bytes that are sent to other machines count. They are divided by 2 (ranks - 1) / ranks
-    times the gradient bytes, which is what a machine sends in a ring all-reduce.
+    Only bytes that are sent to other machines count. For G gradient bytes on n ranks, a machine
+    sends 2 (n - 1) / n G bytes in a ring all-reduce.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -180,9 +180,8 @@ def tensor_bytes(
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
     Gradients of layers that are not split are sent as in DDP. The strategies tensor-2d and
-    tensor-2.5d use the algorithm SUMMA. It gathers weights in the forward and the backward pass of
-    each micro-step, and scatters their gradients. The result is NaN if the number of ranks does not
-    fit the strategy's grid.
+    tensor-2.5d use the algorithm SUMMA. The result is NaN if the number of ranks does not fit the
+    strategy's grid.
 
     Args:
         strategy: a tensor-parallel strategy.

@@ -1,17 +1,18 @@
 """Turn frames of measurements into training rows and facts of workloads.
 
 The fixed work is a benchmark: every machine times the same computation around each measurement
-(node/reference.py). Its seconds, `reference`, show how fast the machine was at that time. If most
-runs recorded them, all measured seconds are corrected to nominal speed:
+(node/reference.py). If most runs recorded its seconds, `reference`, all measured seconds are
+corrected to nominal speed:
 
     nominal seconds = seconds / slowness^beta
     slowness        = geometric mean of reference / usual over the machines of a run
     beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
     reliability     = 1 - noise^2 / variance
 
-`usual` is the median of the instance type's reference seconds in the warehouse. `variance` is the
-variance of log slowness over all runs. `noise` is the standard error of a run's log slowness. It is
-estimated from the spread of the reference seconds over the blocks (repetitions) of the fixed work.
+- `usual`: the median of the instance type's reference seconds in the warehouse
+- `variance`: the variance of log slowness over all runs
+- `noise`: the standard error of a run's log slowness, estimated from the spread of the reference
+  seconds over the blocks (repetitions) of the fixed work
 """
 
 from collections.abc import Mapping
@@ -71,7 +72,7 @@ class TrainingData:
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
     """Return {name: digest of the definition} of the workloads or instance types in `frame`.
 
-    `name` is the column that has their names. Rows without a digest are left out.
+    name: the column with the names of the workloads or instance types.
     """
     if "digest" not in frame:
         return {}
@@ -99,7 +100,7 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 
     Both columns have the seconds of a benchmark that runs beside each measurement: a number, or an
     array with a number per machine. For several machines, the result is the geometric mean of their
-    ratios. It is NaN if a number is unknown.
+    ratios.
     """
     found = np.full(len(measured), np.nan)
     names = ("reference_s", "usual_reference_s")
@@ -114,10 +115,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    A benchmark beside each measurement shows the speed of the machine. The runs get a column
-    `speed_sd`: the standard deviation of log seconds that changes of the speed cause. The data is
-    returned unchanged if it was corrected before, or if at most half of the runs have seconds of
-    the benchmark.
+    A benchmark beside each measurement shows the speed of the machine. Data that was corrected
+    before stays unchanged, and so does data in which at most half of the runs have seconds of the
+    benchmark. The runs get a column `speed_sd`: the standard deviation of log seconds that changes
+    of the speed cause.
     """
     if "speed_sd" in data.runs:
         return data
@@ -156,10 +157,8 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     """Return beta, the slope of log step seconds over log slowness of the machines.
 
     Slowness is the seconds of a benchmark divided by its usual seconds. `slow` (runs,) is the log
-    slowness in each run. `reliability` is the fraction of its variance that is not noise.
-
-    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`. If
-    there are too few repeats, or none at different speeds, `reliability` is returned.
+    slowness in each run. `reliability` is the fraction of the variance of `slow` that is not noise.
+    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
@@ -198,10 +197,7 @@ def one_provider(data: TrainingData) -> str:
 
 
 def _modes(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the columns of the mode (precision, strategy, switches) as {name: values}.
-
-    Missing values are replaced by defaults.
-    """
+    """Return the columns of the mode as {name: values}, with defaults for missing values."""
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
@@ -254,8 +250,12 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
 def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Return medians of profiles, with a row per workload, mode, instance type and batch.
 
-    The columns are step_s (forward and backward seconds), optimizer_s, and input_part (the fraction
-    of step_s spent on making batches). `kind` is the kind of device.
+    The other columns are:
+
+        kind         the kind of device
+        step_s       forward and backward seconds
+        optimizer_s  seconds of the optimizer
+        input_part   the fraction of step_s spent on making batches
     """
     seconds = ["forward_s", "backward_s", "optimizer_s", "input_s"]
     frame = profiles.reindex(
@@ -277,11 +277,13 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the seconds of one device for a forward and a backward pass.
 
-    `setups` is the result of `pooled`, and `profiles` the result of `profile_rows`. Each row of
-    `profiles` gives a row. Further rows come from multi-device setups with equal machines and
-    batches and a known sync_s. Their seconds are step_s - sync_s, averaged over all setups with the
-    same instance type and batch per device. No such row is added if a single device of the same
-    kind was measured with this batch.
+    The rows have two sources:
+
+    - all rows of `profiles`, the result of `profile_rows`
+    - multi-device rows of `setups`, the result of `pooled`, with equal machines and batches and a
+      known sync_s. The seconds are step_s - sync_s, averaged over all setups with the same instance
+      type and batch per device. Batches that were measured on a single device of the same kind are
+      left out.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]

@@ -25,9 +25,9 @@ beta, u', c, alpha) are learned parameters; see PARAMETERS.
   pass waits for the exchange.
 
 Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. If bucket times were profiled, they shift f and the size of the last bucket. On
-hosts without accelerators, alpha is divided by the number of cores if that is below 1. All values
-are arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
+once per micro-step. Profiled bucket times shift f and the size of the last bucket. On hosts with
+less than one core and no accelerator, alpha is divided by the number of cores. All values are
+arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
 """
 
 from dataclasses import dataclass, replace
@@ -108,9 +108,10 @@ class Line:
 class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 
-    `compute_s` is the compute time of the slowest rank, and `mean_compute_s` the mean across all
-    ranks. `communication_s` is the time of all exchanges, hidden or not. `slowest` is the column
-    (see Line) of the machine with the slowest rank.
+    - `compute_s`: the compute time of the slowest rank
+    - `mean_compute_s`: the mean compute time of all ranks
+    - `communication_s`: the time of all exchanges, hidden or not
+    - `slowest`: the column (see Line) of the machine with the slowest rank
     """
 
     step_s: FloatArray
@@ -161,11 +162,10 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return two derivatives of log step seconds, as finite differences.
+    """Return two arrays of derivatives of log step seconds, as finite differences.
 
-    The first is a (rows, parameters) array: the derivatives with respect to each parameter. The
-    second is a (rows,) array: the derivative with respect to log T1, if log T1 changes by the same
-    amount for all machines. T1 is the seconds of one device.
+    - (rows, parameters): the derivatives with respect to each parameter.
+    - (rows,): the derivative with respect to the log of the one-device seconds of all machines.
 
     Args:
         line: the inputs of the formula.
@@ -210,8 +210,8 @@ def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) ->
 def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
-    Through TCP, collectives reach about 15 Gbit/s (7 to 27 measured on links of 50 Gbit/s). Links
-    of 100 Gbit/s and more are used through RDMA (EFA, InfiniBand), at 60 % of the nominal rate
+    Below 100 Gbit/s, collectives use TCP and reach about 15 Gbit/s (7 to 27 measured on links of 50
+    Gbit/s). From 100 Gbit/s, they use RDMA (EFA, InfiniBand) and reach 60 % of the nominal rate
     (measured on p4d, p5 and ND40rs machines).
     """
     return np.where(nominal < 100, np.minimum(nominal, 15.0), 0.6 * nominal)
@@ -220,8 +220,8 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
 
-    Both include the seconds of compression or of Adasum, even on a single device, which exchanges
-    nothing. If the backward pass waits for the exchange, the last bucket has all gradients.
+    Both include the seconds of compression or of Adasum. If the backward pass waits for the
+    exchange, the last bucket has all gradients.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

@@ -1,9 +1,13 @@
 """Compute the seconds that data loading adds to a step.
 
-A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage. Let r
-be the seconds of a step without loading. A step has s micro-steps of b samples per device. A
-machine has k devices, W loader workers for each device, and C CPU cores (possibly a fraction of a
-core):
+A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage.
+
+- r: the seconds of a step without loading. rho: the fraction of r spent on compute.
+- s: the number of micro-steps of a step. b: the samples per device in a micro-step.
+- k: the number of devices of a machine. W: the number of loader workers for each device.
+- C: the number of CPU cores of a machine (possibly a fraction of a core).
+
+The slowest machine of a setup determines the seconds of a step:
 
     W = 0       step = r + s b (l / min(C, 1) + v)
     W > 0       workers  = s b (l / min(C, 1) + v) / W
@@ -12,8 +16,6 @@ core):
                 step = max(r, workers, machine)
       if the CPU is the device
                 step = max(r + min(machine, w rho r), rho r + machine, workers)
-
-rho is the fraction of r spent on compute. The slowest machine of a setup determines its step.
 
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
@@ -68,9 +70,8 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: if the loader has workers, the minimum seconds of a step: the seconds in which the
-            workers load its samples. On machines with accelerators, the seconds in which the CPU
-            cores load them count if they are longer.
+        supply_s: the minimum seconds of a step, in which the workers load its samples; 0 if the
+            loader has no workers. With accelerators, the limit of the CPU cores is included.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
             step (`machine` in the module's docstring); else 0.
         crowd: if the CPU is the device, the maximum seconds of delay by loading for each second of
@@ -178,8 +179,7 @@ class Loaders:
 
         The results are the seconds of CPU time, the seconds of waiting for storage, and the
         standard deviation of the logs of both. If the workload was not profiled on this type, the
-        medians of its profiles on other types are used. If the seconds of the fixed work (a
-        benchmark; see dataset.py) are known on both types, the CPU time is scaled with them.
+        results come from profiles on other types.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -248,7 +248,7 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
     """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
 
     `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
-    freedom. The prior counts as 4 measurements (_PSEUDO).
+    freedom.
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
@@ -300,12 +300,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with the seconds of loading subtracted from step_s.
-
-    sync_s, the wait for communication, is limited to 98 % of the new step_s. The second result is
-    {workload: (mean, standard deviation) of log(measured / expected loading seconds)}, as in
-    `Loaders.off`.
-    """
+    """Return the runs with the seconds of loading subtracted from step_s, and `Loaders.off`."""
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):

@@ -124,11 +124,11 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 
 
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
-    """Yield the terms of the covariance between the rows of `X` and the rows of `Y`.
+    """Yield the terms of the covariance of the rows of `X` and `Y`, as pairs (name, array).
 
-    A term is a pair (name, array). The array has the shape (X rows, Y rows). The caller multiplies
-    it by the square of the learned standard deviation of this name, or by 1 if the name is None. If
-    `Y` is None, `X` takes its place, and the noise of single-device rows is included.
+    Each array has the shape (X rows, Y rows). The caller multiplies the array by the square of the
+    learned standard deviation of the name, or by 1 if the name is None. The default of `Y` is `X`,
+    with the noise of single-device rows.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -186,7 +186,7 @@ class StepCovariance:
 class ResidualCovariance:
     """The covariance function of the residuals of a workload in one mode on one kind of device.
 
-    Its inputs are rows of `Rows.features`. `broad` and `narrow` are the standard deviations of a
+    The inputs are rows of `Rows.features`. `broad` and `narrow` are the standard deviations of a
     component with long length scales and of a component with short length scales.
     """
 
@@ -204,7 +204,7 @@ class GaussianProcess:
     """A Gaussian process conditioned on measurements.
 
     `weights` are K^-1 y, where K is the covariance of the measurements including noise, and y are
-    their values. A pickle does not contain the cached `factor`.
+    their values.
     """
 
     covariance: StepCovariance | ResidualCovariance
@@ -278,13 +278,13 @@ class StepProcess(GaussianProcess):
     def _points(self) -> tuple[FloatArray, FloatArray]:
         """Return the inputs of the distinct measured points, and the sum of `weights` of each.
 
-        A point is a workload in a mode, on a kind of device, with a batch. There are far fewer
-        points than measured rows, so that `curves` runs several times faster with points.
+        A point is a workload in a mode, on a kind of device, with a batch.
         """
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
         values = self.inputs[:, columns]
         values[:, 3] = values[:, 3] > 0
+        # There are far fewer points than rows, so `curves` is several times faster.
         distinct, which = np.unique(values, axis=0, return_inverse=True)
         inputs = np.zeros((len(distinct), WIDTH))
         inputs[:, columns], inputs[:, COLUMN["alone"]] = distinct, 1.0
@@ -295,9 +295,8 @@ class StepProcess(GaussianProcess):
     def curves(self, X: FloatArray) -> FloatArray:
         """Return a (points,) array: the part of log T1 that is not linear, as a posterior mean.
 
-        T1 is the seconds of one device. This part is a smooth function of the batch and of the
-        shape of a transformer. `deviations` returns the linear part. `X` is the result of
-        `point_inputs`.
+        T1 is the seconds of one device. The part is a smooth function of the batch and of the shape
+        of a transformer. `X` is the result of `point_inputs`.
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()

@@ -53,11 +53,9 @@ def public_machines() -> list[dict[Any, Any]]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace with the workloads whose public step times are in use on EC2.
+    """Return the workspace plus the workloads that have only public step times, on EC2.
 
-    Public step times ship with Srift. They are in use after their import, unless the warehouse has
-    other measurements or another definition of the workload. A workload of the same name in
-    srift.toml takes precedence.
+    Public step times ship with Srift. A workload of the same name in srift.toml takes precedence.
     """
     if workspace.provider.name != PROVIDER:
         return workspace

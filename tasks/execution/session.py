@@ -157,7 +157,7 @@ class Session:
     ) -> RemainingWork:
         """Return the runs that are left in the launch, and the time that is left for them.
 
-        items: the remaining runs of this attempt. Runs of later attempts are added.
+        items: the runs that this start of torchrun still has to do. Runs of later starts are added.
         under_way_s: seconds that the first run in `items` still needs.
         host: the node with the rendezvous store of torchrun; None if torchrun is not running.
         """

@@ -1,4 +1,4 @@
-"""Export the machines, environment and time limits of requests for SageMaker training jobs."""
+"""Export a recommendation as part of a request for a SageMaker training job."""
 
 import json
 import math
