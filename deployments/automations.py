@@ -1,7 +1,7 @@
 """Install Prefect automations that notify operators.
 
-Run `automations.py --notify slack-webhook/oncall`. The option names a notification block of the
-Prefect server as `type/name`. The command `prefect block ls` lists the blocks.
+Run `automations.py --notify slack-webhook/oncall`. The value of `--notify` is the `type/name` of a
+notification block on the Prefect server. The command `prefect block ls` lists the blocks.
 
 Operators are notified in these cases:
 

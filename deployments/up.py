@@ -266,8 +266,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 def main(words: list[str]) -> int:
     """Run the servers and the worker until a signal arrives, and return the exit code.
 
-    `words` are the arguments of the command. The exit code is 0 after a signal, 1 after a failure,
-    and 2 for wrong settings.
+    The exit code is 0 after a signal, 1 after a failure, and 2 for wrong settings.
     """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")

@@ -60,7 +60,7 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters of `wish`, or else on its most informative clusters.
+    """Measure a workload on the clusters of `wish`; the default is the most informative clusters.
 
     The dollar and time caps of a refresh apply. Nothing is published.
 

@@ -34,8 +34,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
 
-    Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME, or else a
-    dictionary:
+    Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME. A refresh
+    that is not cancelled returns a dictionary:
 
         refresh_id        the id of the refresh
         measured          a summary of the measurements

@@ -53,10 +53,9 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return {name: value}: facts about the transformer of the config.json at `path`.
+    """Return facts, such as the FLOPs per sample, of the transformer in the config.json at `path`.
 
-    Facts are, for example, the parameter count and the FLOPs per sample. `sequence` is the number
-    of tokens per sample. Raises BadParameter if the file cannot be used.
+    `sequence` is the number of tokens per sample. Raises BadParameter if the file cannot be used.
     """
     from tasks.workspace.settings import read_transformer
 

@@ -92,8 +92,8 @@ def dearest_usd_per_hour(
     """Return the highest possible dollars per hour of the cluster.
 
     - A launch may use any zone of the region, so the highest price of the region counts.
-    - A spot price may rise to the on-demand price, or to the bid if that price is unknown. The bid
-      is `spot_margin` times the known spot price.
+    - A spot price may rise to the on-demand price. If the on-demand price is unknown, a spot price
+      may rise to the bid: `spot_margin` times the known spot price.
     - Discounts do not count, because a savings plan may be used up.
 
     Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a

@@ -11,8 +11,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 def nearest_names(name: str, known: Iterable[object]) -> str:
     """Return a hint for the end of an error message, such as `did you mean 'conv'?`.
 
-    The hint names up to three of the `known` names that are similar to `name`, or else all known
-    names.
+    The hint names up to three `known` names that are similar to `name`. If no name is similar, the
+    hint lists all `known` names.
     """
     names = sorted(str(each) for each in known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

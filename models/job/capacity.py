@@ -7,7 +7,8 @@
 - n: the number of machines of a launch. Its start-up ends when the last machine is ready.
 - b: the effect of log n. c: the mean of log n over the observed launches.
 - mu, u and the noise: see log_seconds.py.
-- p: the chance that a request for one machine is granted. The prior adds to both counts.
+- p: the chance that a request for one machine is granted. A prior adds to the counts of granted
+  and refused requests.
 - p_gang(n): the chance that all n machines of a cluster are granted at the same time.
 - `shared`: 1 if machines are always granted or refused together, 0 if they are independent.
 

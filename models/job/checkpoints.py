@@ -3,8 +3,8 @@
     line    = 3.6 s + 0.02 s/MB x size;  x = log line
     seconds = line exp(mu + u_type + b (x - mean x) + noise)
 
-CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. The constants of the
-line are not fitted, because the checkpoints of a few workloads do not determine both. Three
+CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. The two constants of the
+line are not fitted, because checkpoints of a few workloads do not determine them. Three
 corrections are fitted, with normal priors around 0: mu for all checkpoints, u_type for each
 instance type, and b for the size of the checkpoint.
 """

@@ -229,7 +229,7 @@ def _rate(
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
     estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
-    are the expected hours of the jobs: the variation averages out during long jobs.
+    are the expected hours of training steps.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)

@@ -193,9 +193,9 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` knows.
 
-    The model knows a workload or an instance type if it was trained on the present definition. Runs
-    that the model was trained on have smaller errors than new runs. The columns are those of
-    `fitted` without split and group.
+    A workload or instance type whose definition has changed since training is unknown. Runs that
+    the model was trained on have smaller errors than new runs. The columns are those of `fitted`
+    without split and group.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

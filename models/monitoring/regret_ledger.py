@@ -51,8 +51,8 @@ def judge(
     publication: ranked setups with their predictions. The first setup is the choice, and the others
     are its rivals.
 
-    Promises that answer a question with the same setup and market share the runs: each run counts
-    for the newest promise published before the run.
+    Several promises may answer a question with the same setup in the same market. A run then counts
+    only for the newest promise that was published before the run.
 
     Args:
         promises: published rows with their rank.

@@ -326,7 +326,7 @@ def _largest_batches(
 
     Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
     the last column is for padding. `ranks` devices share sharded state. A batch is 0 if no sample
-    fits, and `most` if the required memory is unknown.
+    fits. A batch is `most` if `most` samples fit, or if the required memory is unknown.
     """
 
     found: dict[tuple[float, ...], int] = {}

@@ -106,9 +106,9 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability, and the
-    cluster that is most likely to keep the stated limit. `order` are the positions in `costs` to
-    consider.
+    The text names the lowest limit that a cluster keeps with the required probability. If a cluster
+    keeps the stated limit with a probability of at least 0.5 %, the text names the likeliest
+    cluster. `order` are the positions in `costs` to consider.
     """
     what, limit = goal.used, goal.limit
     required = EVEN_ODDS if goal.p_required is None else goal.p_required

@@ -158,11 +158,11 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
 
 def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
-    """Return the row to publish for a goal whose limit no setup in `costs` keeps.
+    """Return the row to publish for a goal without a possible setup in `costs`.
 
-    The reason in the row states a feasible limit, and the cluster that keeps the limit. If the goal
-    has no limit, or no setup is usable, the status is "no_price". `usable` is a mask of the setups
-    with known hours and dollars.
+    The status is "no_price" if the goal has no limit or no setup is usable. With the status
+    "infeasible", the reason in the row states a limit that a cluster keeps. `usable` is a mask of
+    the setups with known hours and dollars.
     """
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"

@@ -331,7 +331,7 @@ def _hiding(
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
     """Return a list with one row: the measured batch with the most samples per second.
 
-    The batch is that of a single device, and fits in its memory.
+    The batch is for a single device and fits in the memory of the device.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

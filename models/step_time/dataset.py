@@ -115,8 +115,8 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    A benchmark beside each measurement shows the speed of the machine. Data that was corrected
-    before stays unchanged, and so does data in which at most half of the runs have seconds of the
+    A benchmark beside each measurement shows the speed of the machine. The data is returned
+    unchanged if the data was corrected before, or if at most half of the runs have seconds of the
     benchmark. The runs get a column `speed_sd`: the standard deviation of log seconds that changes
     of the speed cause.
     """
@@ -323,7 +323,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     """Return the facts of each workload with at least one known fact.
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
-    from the buckets. All other facts come from `data.workloads` or else from `data.runs`.
+    from the buckets. All other facts come from `data.workloads`, or from `data.runs` if missing.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]

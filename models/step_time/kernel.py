@@ -127,8 +127,8 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     """Yield the terms of the covariance of the rows of `X` and `Y`, as pairs (name, array).
 
     Each array has the shape (X rows, Y rows). The caller multiplies the array by the square of the
-    learned standard deviation of the name, or by 1 if the name is None. The default of `Y` is `X`,
-    with the noise of single-device rows.
+    learned standard deviation of the name, or by 1 if the name is None. The default of `Y` is `X`.
+    Only the default adds a term for the noise of single-device rows.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
