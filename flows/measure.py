@@ -105,8 +105,8 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. The measurements of a launch are loaded before
-    `launches`, a lazy iterable, plans the next launch. `tally` counts what was spent.
+    A launch rents one cluster and measures on it. `launches` is lazy: the next launch is planned
+    after the measurements of the previous launch are loaded. `tally` counts what was spent.
     """
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):

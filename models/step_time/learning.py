@@ -88,7 +88,7 @@ def learn_spreads(
     multi-device rows.
 
     residual: (rows,) log measured seconds minus log computed seconds.
-    noise_factor: (rows,) factors on the noise variances.
+    noise_factor: (rows,) factors by which outliers and repeated runs change a row's noise variance.
     growth: the maximum increase of the log of a variance over its initial value.
     """
     several = np.flatnonzero(rows.ranks > 1)

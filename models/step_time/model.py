@@ -279,7 +279,10 @@ class StepTimeModel:
         return draws
 
     def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
-        """Return the result of `draw_arrays` for a frame. Raises the errors of `predict`."""
+        """Return a (rows, count) array of joint draws of measured step seconds, including noise.
+
+        Draws come in pairs as in `draw_arrays`. Raises the errors of `predict`.
+        """
         return self.draw_arrays(self.read(setups), count=count, seed=seed)
 
     def compute_line(

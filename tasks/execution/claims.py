@@ -1,8 +1,8 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
 A claim is a row that reserves dollars until it is settled, or until `may_cost_until`. A refresh
-claims its dollar cap before it buys machines, and may not use dollars of earlier claims. The claim
-is settled by its installation (SRIFT_HOME), when the refresh has ended and no machine is left.
+claims its dollar cap before it buys machines, and may not use dollars of earlier claims. The
+SRIFT_HOME that made a claim settles it when the refresh has ended and no machine is left.
 """
 
 import socket

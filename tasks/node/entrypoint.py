@@ -99,7 +99,7 @@ class LoadedWorkload:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the model's sizes for the record of a run."""
+        """Return the number of parameters and the bytes of their gradients, by name."""
         return {"parameters": self.parameters, "gradient_bytes": self.gradient_bytes}
 
     @property

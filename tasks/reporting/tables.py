@@ -269,7 +269,7 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return the row with added texts for the columns _RECOMMENDED.
+    """Return the row with additional keys: the texts that the columns _RECOMMENDED show.
 
     A row without a cluster shows only its goal, rank, status and device.
     """
