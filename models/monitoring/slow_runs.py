@@ -54,7 +54,8 @@ def alarms(
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: the share of a step that making batches took in profiles, by workload and
-            instance type. For a run with `loader_workers`, the measured `input_s` is used instead.
+            instance type. It is not used for runs with the column `loader_workers`: their column
+            `input_s` has the measured seconds.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):

@@ -149,7 +149,7 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: a number for the split's kind of device; -1 for several."""
+        """Return a (splits,) array: an integer for each kind of device; -1 for mixed kinds."""
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
         first = code[:, :1]
@@ -325,7 +325,7 @@ def _largest_batches(
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
     Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
-    the last column is for padding. `ranks` devices share sharded state. A batch is 0 if no sample
+    the last column is always `most`. `ranks` devices share sharded state. A batch is 0 if no sample
     fits. A batch is `most` if `most` samples fit, or if the required memory is unknown.
     """
 

@@ -300,7 +300,11 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs with the seconds of loading subtracted from step_s, and `Loaders.off`."""
+    """Return (runs with the seconds of loading subtracted from step_s, corrections of workloads).
+
+    A workload's correction is the mean and the standard deviation of log(measured / expected
+    loading seconds), as in `Loaders.off`.
+    """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):

@@ -177,7 +177,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return {term: square of its learned standard deviation}; the term None has 1."""
+        """Return {name of a term: its learned variance}; 1 for None, the terms without a name."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 

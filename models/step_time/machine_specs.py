@@ -213,9 +213,9 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
     The result is from the first of these sources that exists:
 
     1. the data sheet. Its fp32 rate replaces a missing rate for the precision.
-    2. the rate of an instance type in `machines` with this device. The bandwidth is proportional
-       to the rate, and the confidence of an accelerator is below 1.
-    3. UNKNOWN
+    2. an instance type in `machines` with this device: its rate, and a bandwidth in proportion to
+       the rate. The field `confidence` of such a Sheet is below 1.
+    3. the Sheet UNKNOWN
     """
     table = data_sheets()
     if kind in table.index:
