@@ -338,7 +338,8 @@ def _largest_batches(
             )
 
         capacity = kind.device_memory_gib * 2**30
-        ends = capacity, peak(1), peak(most)  # equal for most types, so the search runs only once
+        # equal for most types, so that the search runs only once
+        ends = capacity, accumulates, peak(1), peak(most)
         if ends not in found:
             found[ends] = bisect_left(
                 range(1, most + 1), True, key=lambda batch: peak(batch) > capacity

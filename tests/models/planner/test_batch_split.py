@@ -91,6 +91,17 @@ def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
     assert splits([[1, 0, 0]], 10**12).steps.tolist() == [1, 2, 4]  # without a walk up to 10**12
 
 
+def test_accumulation_needs_more_memory():
+    class Later(Lines):
+        def peak_bytes(self, workload, name, batch, ranks, *, mode, accumulates):
+            return 2.0**30 * (batch > 12 - accumulates) * 100
+
+    job = workload("w", 48)
+    model = Later(PACES, None)
+    found = splits_of(job, TYPES, np.array([[1, 0, 0]]), totals=[48], model=model)
+    assert found.steps.tolist() == [6]  # eight samples: twelve fit without accumulation only
+
+
 def test_devices_that_combine_their_own_steps_have_equal_batches():
     counts = [[2, 0, 0], [2, 0, 1], [0, 2, 0], [1, 0, 1]]  # 2, 4 and 8 devices, and 3
     for total, equal in ((96, {0, 2}), (97, set())):
