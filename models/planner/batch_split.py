@@ -8,9 +8,10 @@ seconds. All machines finish after tau seconds. Every b_i is rounded to whole sa
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -332,18 +333,14 @@ def _largest_batches(
     found: dict[tuple[float, ...], int] = {}
 
     def largest(kind: InstanceType, accumulates: bool) -> int:
-        def peak(batch: int) -> float:
-            return model.peak_bytes(
-                workload, kind.name, batch, ranks, mode=mode, accumulates=accumulates
-            )
-
+        peak = partial(
+            model.peak_bytes, workload, kind.name, ranks=ranks, mode=mode, accumulates=accumulates
+        )
         capacity = kind.device_memory_gib * 2**30
         # equal for most types, so that the search runs only once
         ends = capacity, accumulates, peak(1), peak(most)
         if ends not in found:
-            found[ends] = bisect_left(
-                range(1, most + 1), True, key=lambda batch: peak(batch) > capacity
-            )
+            found[ends] = bisect_right(range(1, most + 1), capacity, key=peak)
         return found[ends]
 
     return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])

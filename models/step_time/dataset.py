@@ -241,7 +241,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     logs = np.log(spreads.clip(lower=_ALONE_SD)).groupby(kind).agg(["sum", "size"])
     prior = _FEW_REPEATED / 2
     by_kind = np.exp((logs["sum"] + prior * np.log(usual)) / (logs["size"] + prior))
-    other = float(np.sqrt((by_kind**2).mean())) if len(by_kind) else usual
+    other = float(np.exp(np.log(by_kind).mean())) if len(by_kind) else usual
     run_sd = kind.map(by_kind).fillna(other)
     excess = found["spread"].fillna(0.0) / run_sd.clip(lower=_LEAST_CONTRADICTION)
     return found.assign(runs=found["runs"] / excess.clip(lower=1.0) ** 2, run_sd=run_sd, kind=kind)

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, WhiteK
 
 from ..domain.numeric import FloatArray
 from .kernel import BROAD, LOG_SPREADS, NARROW, SPREADS, terms
-from .residuals import ENOUGH, INITIAL, SMALL, CellSpread, Spreads
+from .residuals import ENOUGH, INITIAL, CellSpread, Spreads
 from .rows import Rows
 
 # Standard deviations of the priors of log spreads. Noise differs most between providers.
@@ -85,7 +85,7 @@ def learn_spreads(
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
     A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
-    multi-device rows.
+    multi-device rows. Each kind that has only small cells gets the result for small cells.
 
     residual: (rows,) log measured seconds minus log computed seconds.
     noise_factor: (rows,) factors by which outliers and repeated runs change a row's noise variance.
@@ -115,9 +115,12 @@ def learn_spreads(
             optimizer=_penalised(kernel.theta, 1.0, 8, (_SHRINK[cell is None], growth)),
         ).fit(features[picked], residual[at])
         spread = np.exp(process.kernel_.theta / 2)
-        first = at[0]
-        code, kind = (SMALL, SMALL) if cell is None else (rows.cell[first], rows.kind[first])
-        found[float(code)] = CellSpread(spread, float(kind))
+        if cell is None:
+            kind = rows.kind[several]
+            small = set(kind[~large].tolist()) - set(kind[large].tolist())
+            found |= {code: CellSpread(spread, code) for code in small}
+        else:
+            found[float(rows.cell[at[0]])] = CellSpread(spread, float(rows.kind[at[0]]))
     return Spreads(found)
 
 

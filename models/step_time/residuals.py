@@ -15,7 +15,6 @@ from .rows import Rows
 # Initial standard deviations: the broad and the narrow part of the residual, the noise of a run.
 INITIAL = np.array([0.05, 0.04, 0.03])
 ENOUGH = 40  # the spreads of a cell are learned if it has at least this many rows
-SMALL = 0.0  # the code under which all cells with fewer rows share their spreads
 
 
 class CellSpread(NamedTuple):
@@ -33,8 +32,11 @@ class CellSpread(NamedTuple):
 class Spreads:
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    An unknown cell gets mean variances. The mean is over the known cells on the same kind of device
-    and one more value, the mean over all known cells.
+    Any other cell gets the mean variances of the known cells on its kind of device. If the kind has
+    no known cell, the mean is over all known cells.
+
+    cells: {code of a cell: its standard deviations}. A kind without large cells (learning.py) has
+        one entry for all its cells, under the code of the kind.
     """
 
     def __init__(self, cells: dict[float, CellSpread]) -> None:
@@ -51,7 +53,7 @@ class Spreads:
         if cell in self.cells:
             return self.cells[cell].spread
         alike = [each.spread**2 for each in self.cells.values() if each.kind == kind]
-        spread: FloatArray = np.sqrt(np.mean([self._usual, *alike], axis=0))
+        spread: FloatArray = np.sqrt(np.mean(alike or [self._usual], axis=0))
         return spread
 
 
@@ -132,17 +134,19 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def with_neighbours(
     spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
 ) -> Spreads:
-    """Return the standard deviations of `cells`, plus a shared entry for all smaller cells.
+    """Return the standard deviations of `cells`, plus an entry for each kind without such cells.
 
-    A cell is a workload in one mode on one kind of device. The shared entry is that of `spreads`,
-    increased if the leave-one-out errors of small cells are larger.
+    A cell is a workload in one mode on one kind of device. The entry of a kind is that of
+    `spreads`, increased if the leave-one-out errors on the kind are larger.
 
     cells: {code of a cell with at least 40 rows (ENOUGH): its standard deviations}.
     process: the Gaussian process that was fitted to `rows`.
     """
-    small = ~np.isin(rows.cell, list(cells)) & (rows.ranks > 1)
-    if SMALL in spreads.cells and small.any():
-        away = np.abs(process.left_out()[1])
-        factor = float(np.clip(np.quantile(away[small], 0.9) / Z_90, 1.0, 4.0))
-        cells = {**cells, SMALL: CellSpread(factor * spreads.cells[SMALL].spread, SMALL)}
-    return Spreads(cells)
+    calibrated, kinds = dict(cells), {each.kind for each in cells.values()}
+    away = np.abs(process.left_out()[1])
+    for each in spreads.cells.values():
+        if each.kind not in kinds:
+            errors = away[(rows.kind == each.kind) & (rows.ranks > 1)]
+            factor = float(np.clip(np.quantile(errors, 0.9) / Z_90, 1.0, 4.0))
+            calibrated[each.kind] = CellSpread(factor * each.spread, each.kind)
+    return Spreads(calibrated)
