@@ -230,8 +230,8 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     assert [end["worker_exit_code"] for end in ends] == [EXIT_LOST_PEER, -9]
     assert agents.records() == {}
 
-    alone = {"workload": "wide", "nodes": [1], "batches": [4]}
-    agents.plan(2, [wide], [train("after", **alone), train("on", **alone, **forever)], ranks=(1,))
+    on = train("on", "wide", [1], [4], **forever)
+    agents.plan(2, [wide], [train("after", "wide", [1], [4]), on], ranks=(1,))
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "on")
     assert agents.records()["after"]["attempt"] == 2
     assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
