@@ -171,7 +171,6 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         workload("faulty", "later", at=4),
         workload("faulty", "across", at=0, across=True),
     ]
-    never = train("after-late", "two", [1], [8])
     items = [
         Item(run_id="profile", kind="profile", nodes=[1], workload="wide", batches=[8, 64]),
         Item(run_id="probe", kind="probe", nodes=[0, 1], message_bytes=[1024, 4_194_304]),
@@ -181,7 +180,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         train("shared", "two", [0, 1], [2, 2], strategy="zero1"),
         train("both", "wide", [0, 1], [16, 16]),
         train("late", "later", [0, 1], [2, 2]),
-        never,
+        train("after-late", "two", [1], [8]),
     ]
     agents.plan(1, workloads, items)
     first = agents.finished(1)
@@ -217,13 +216,6 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     small, large = values["probe"]["rows"]
     assert small["seconds"] < large["seconds"]
 
-    agents.plan(2, workloads, [never], ranks=(1,))
-    assert agents.finished(2, ranks=(1,))[0]["exit_code"] == 0
-    assert agents.records()["after-late"]["attempt"] == 2
-    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
-    write_json(agents.mailbox / "done.json", {})
-    assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
-
 
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents):
     wide, forever = workload("wide"), {"least_steps": 9999, "most_steps": 9999, "most_s": 60.0}
@@ -238,9 +230,13 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     assert [end["worker_exit_code"] for end in ends] == [EXIT_LOST_PEER, -9]
     assert agents.records() == {}
 
-    agents.plan(2, [wide], [long])
+    on = train("on", "wide", [1], [4], **forever)
+    agents.plan(2, [wide], [train("after", "wide", [1], [4]), on], ranks=(1,))
+    agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "on")
+    assert agents.records()["after"]["attempt"] == 2
+    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
     below = [one for process in agents.processes for one in descendants(process.pid)]
-    assert len(below) >= 4
+    assert len(below) >= 2
     environment = Path(f"/proc/{below[-1]}/environ").read_bytes()
     assert b"must not travel" not in environment and b"OMP_NUM_THREADS=1" in environment
     for process in agents.processes:
@@ -295,6 +291,8 @@ def test_unequal_machines_train_as_one_batch_would_and_a_seed_decides_what_is_le
     assert losses["short"] == losses["one"][:1]
     assert losses["nan"] == [] and values["nan"]["diverged"] and not values["one"]["diverged"]
     assert not any("step_s" in values[run] for run in changes)
+    write_json(agents.mailbox / "done.json", {})
+    assert [process.wait(timeout=10) for process in agents.processes] == [0, 0]
 
 
 def under_way(progress):

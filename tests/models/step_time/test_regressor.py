@@ -77,7 +77,7 @@ def test_intervals_hold_the_noise_of_runs(gpus, without_middle):
 def test_bad_or_few_rows_give_sound_predictions(gpus, case):
     rows = {
         "one row": gpus.iloc[[0]],
-        "contradictory": pd.concat([gpus, gpus.assign(step_s=100 * gpus["step_s"])]),
+        "contradictory": pd.concat([gpus, gpus.assign(step_s=100 * gpus["step_s"])])[::2],
         "not numbers": gpus.assign(
             step_s=gpus["step_s"].where(gpus.index % 7 > 2, [0, np.inf] * 168)
         ),
@@ -89,7 +89,7 @@ def test_bad_or_few_rows_give_sound_predictions(gpus, case):
 
 
 def test_rows_without_gradient_bytes_are_learned_from(gpus):
-    found = fitted(gpus, facts=("workload",)).predict(gpus)
+    found = fitted(gpus[::2], facts=("workload",)).predict(gpus)
     assert error(found, gpus["step_s"]).median() < 0.15
 
 
