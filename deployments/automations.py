@@ -35,9 +35,9 @@ _HEARTBEAT = "prefect.flow-run.heartbeat"
 _ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
 
 
-# Prefect's documentation recommends this automation.
 def without_heartbeat() -> AutomationCore:
     """Return an automation that marks a run as crashed after three missed heartbeats."""
+    # Prefect's documentation recommends this automation
     return AutomationCore(
         name="srift: crash runs without a heartbeat",
         trigger=EventTrigger(

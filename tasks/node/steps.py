@@ -176,10 +176,10 @@ class TimedSteps:
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group
 ) -> tuple[Callable[..., float], float]:
-    """Apply the strategy of the run `item` to the model, and return (step, share).
+    """Apply the strategy of the run `item` to the model.
 
-    step: takes one optimizer step and returns its loss.
-    share: the fraction of the global batch on this rank.
+    Returns a function that takes an optimizer step and returns the loss of the step, and the
+    fraction of the global batch on this rank.
     """
     module = built.model
     if group is None:

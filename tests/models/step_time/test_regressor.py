@@ -10,8 +10,10 @@ from sklearn.base import clone
 
 from models.domain.numeric import Z_90
 from models.domain.workload import Mode
+from models.step_time.learning import learn_spreads
 from models.step_time.machine_specs import data_sheets
 from models.step_time.regressor import StepTimeRegressor
+from models.step_time.residuals import ENOUGH, CellSpread, Spreads
 from tests.models.step_time.cases import error, fitted, inside, seconds, sound, width
 
 
@@ -86,6 +88,19 @@ def test_bad_or_few_rows_give_sound_predictions(gpus, case):
     asked = gpus[gpus["workload"].isin(rows["workload"]) & gpus["kind"].isin(rows["kind"])]
     model = fitted(rows)
     assert sound(model.predict(asked)) and np.isfinite(model.draws(asked, count=4, seed=0)).all()
+
+
+def test_a_kind_with_few_rows_a_cell_has_spreads_of_its_own(without_middle):
+    setups = without_middle.measured
+    rows = without_middle.facts.lay_out(setups.take(np.arange(0, len(setups.workload), 3)))
+    cells = pd.Series(rows.cell[rows.ranks > 1]).value_counts()
+    assert cells.max() < ENOUGH <= cells.sum()
+    found = learn_spreads(rows, np.zeros(len(rows)), np.ones(len(rows)), growth=1.0)
+    quiet, noisy = sorted(set(rows.kind.tolist()))
+    assert set(found.cells) == {quiet, noisy}
+    loud = CellSpread(np.ones(3), noisy)
+    spreads = Spreads(found.cells | {noisy: loud}).of(rows)
+    assert (spreads[rows.kind == noisy] == 1).all() and (spreads[rows.kind == quiet] < 0.1).all()
 
 
 def test_rows_without_gradient_bytes_are_learned_from(gpus):
