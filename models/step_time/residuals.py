@@ -29,7 +29,7 @@ class CellSpread(NamedTuple):
     kind: float
 
 
-class Spreads:
+class Spreads(NamedTuple):
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
     Any other cell gets the mean variances of the known cells on its kind of device. If the kind has
@@ -39,9 +39,7 @@ class Spreads:
         one entry for all its cells, under the code of the kind.
     """
 
-    def __init__(self, cells: dict[float, CellSpread]) -> None:
-        self.cells = cells
-        self._usual = np.mean([each.spread**2 for each in cells.values()] or [INITIAL**2], axis=0)
+    cells: dict[float, CellSpread]
 
     def of(self, rows: Rows) -> FloatArray:
         """Return the `CellSpread.spread` of each row as a (rows, 3) array."""
@@ -52,8 +50,9 @@ class Spreads:
     def _of_cell(self, cell: float, kind: float) -> FloatArray:
         if cell in self.cells:
             return self.cells[cell].spread
-        alike = [each.spread**2 for each in self.cells.values() if each.kind == kind]
-        spread: FloatArray = np.sqrt(np.mean(alike or [self._usual], axis=0))
+        every = [*self.cells.values()] or [CellSpread(INITIAL, kind)]
+        alike = [each for each in every if each.kind == kind] or every
+        spread: FloatArray = np.sqrt(np.mean([each.spread**2 for each in alike], axis=0))
         return spread
 
 
