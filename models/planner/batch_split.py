@@ -8,10 +8,8 @@ seconds. All machines finish after tau seconds. Every b_i is rounded to whole sa
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -330,17 +328,8 @@ def _largest_batches(
     fits. A batch is `most` if `most` samples fit, or if the required memory is unknown.
     """
 
-    found: dict[tuple[float, ...], int] = {}
-
     def largest(kind: InstanceType, accumulates: bool) -> int:
-        peak = partial(
-            model.peak_bytes, workload, kind.name, ranks=ranks, mode=mode, accumulates=accumulates
-        )
-        capacity = kind.device_memory_gib * 2**30
-        # equal for most types, so that the search runs only once
-        ends = capacity, accumulates, peak(1), peak(most)
-        if ends not in found:
-            found[ends] = bisect_right(range(1, most + 1), capacity, key=peak)
-        return found[ends]
+        needs = model.needs(workload, mode, kind.name, ranks, accumulates=accumulates)
+        return int(min(needs.largest_batch(kind.device_memory_gib * 2**30), most))
 
     return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])

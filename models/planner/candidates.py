@@ -23,7 +23,7 @@ from ..job.duration import Conditions, expected_hours
 from ..job.job_conditions import STATED, JobConditions
 from ..step_time.model import StepTimeModel
 from .batch_split import OBSTACLES, BatchSplits, global_batches, splits_of
-from .enumeration import Refusal, compositions, price_or_inf, sold_together, zone_of
+from .enumeration import MOST_MIXED, Refusal, compositions, price_or_inf, sold_together, zone_of
 
 # All instance types are compared in at most this many zones of each market, because planning time
 # grows with each zone.
@@ -37,6 +37,7 @@ class Supply:
     - `fits(cluster)` returns the reason why the cluster can never be launched, or an empty string.
     - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
       {mode: reason}.
+    - `most_mixed` limits the clusters, if there are many (see `compositions`).
     """
 
     offers: Sequence[Offer]
@@ -44,6 +45,7 @@ class Supply:
     fits: Refusal
     job_conditions: JobConditions = STATED
     vetoes: Mapping[Mode, str] = field(default_factory=dict)
+    most_mixed: int = MOST_MIXED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     zones = tuple(sold_together(supply.offers))
     known = {name: one.instance_type for zone in zones for name, one in zone.items()}
     types = [known[name] for name in sorted(known)]
-    counts = compositions(len(types), max_hosts=supply.max_hosts)
+    counts = compositions(len(types), max_hosts=supply.max_hosts, most_mixed=supply.most_mixed)
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)

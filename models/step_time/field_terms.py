@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from .machine_specs import peak_tflops
+from .memory import Needs
 from .rows import SetupFacts
 from .setup_arrays import SetupArrays
 
@@ -17,16 +18,16 @@ _BYTES_PER_GIB = 2.0**30
 
 
 def field_terms(
-    arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, peak_bytes: Callable[..., float]
+    arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, needs: Callable[..., Needs]
 ) -> pd.DataFrame:
     """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
 
     An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
     FLOPs that the devices could do in the same time at the peak rates of their data sheets.
     `memory_gib` and `memory_available_gib` are those of the rank with the least free memory.
-    `peak_bytes` is the method `StepTimeModel.peak_bytes`.
+    `needs` is the method `StepTimeModel.needs`.
     """
-    machines, peak_bytes = [facts.machines[name] for name in arrays.names], cache(peak_bytes)
+    machines, needs = [facts.machines[name] for name in arrays.names], cache(needs)
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)
     needed, peak = np.full_like(gib, -math.inf), np.zeros(len(gib))
     tokens, flops = np.full((2, len(gib)), math.nan)
@@ -39,14 +40,9 @@ def field_terms(
         peak[rows] = (ours.layout * ours.by_type(rates, 0.0)).sum(axis=1) * 1e12
         ranks, several = ours.ranks.astype(int).tolist(), (ours.accumulation > 1).tolist()
         for row, at in np.argwhere(ours.present).tolist():
-            needed[rows[row], at] = peak_bytes(
-                workload,
-                ours.names[ours.kind[row, at]],
-                ours.batch[row, at],
-                ranks[row],
-                mode=mode,
-                accumulates=several[row],
-            )
+            name, accumulates = ours.names[ours.kind[row, at]], several[row]
+            memory = needs(workload, mode, name, ranks[row], accumulates=accumulates)
+            needed[rows[row], at] = memory.peak_bytes(ours.batch[row, at])
     samples_per_s, needed = arrays.samples / step_s, needed / _BYTES_PER_GIB
     fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
     finite = np.isfinite(gib[fullest] - needed[fullest])

@@ -46,6 +46,7 @@ with gradient accumulation, but a batch that does not fit fails.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,6 +79,32 @@ class Run(NamedTuple):
     ranks: float
     accumulates: bool
     batch: float
+
+
+class Needs(NamedTuple):
+    """The memory of one rank: `fixed` + max(`sample` x batch, `least`) bytes.
+
+    The batch is the samples of a device in a micro-step. `sample` is NaN if the workload is unknown.
+    `ran` are batches that fitted into the memory of a device.
+    """
+
+    fixed: float
+    least: float
+    sample: float
+    ran: list[Run]
+
+    def peak_bytes(self, batch: float) -> float:
+        """Return the peak bytes of a rank; NaN if the workload is unknown."""
+        peak = self.fixed + max(self.sample * batch, self.least)
+        return min([peak, *(run.memory for run in self.ran if batch <= run.batch)])
+
+    def largest_batch(self, capacity: float) -> float:
+        """Return the largest batch that fits into `capacity` bytes; infinity if it is unknown."""
+        fitted = [run.batch for run in self.ran if run.memory <= capacity]
+        if capacity >= self.fixed + self.least:
+            fitted.append((capacity - self.fixed) / self.sample if self.sample else math.inf)
+        largest = max(fitted, default=0.0)
+        return math.inf if math.isnan(self.sample) else largest
 
 
 # Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
@@ -117,46 +144,43 @@ class MemoryModel:
     ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
     per_operation: float = _PER_OPERATION
 
-    def peak_bytes(
+    def needs(
         self,
         workload: str,
         mode: Mode,
         instance_type: str,
-        batch: float,
         ranks: int = 1,
         *,
         accumulates: bool = False,
-    ) -> float:
-        """Return the peak bytes of one rank of a setup; NaN if the workload is unknown.
+    ) -> Needs:
+        """Return the memory of one rank of a setup as a function of the batch.
 
-        batch: samples of a device in a micro-step.
         ranks: number of ranks.
         accumulates: True if an optimizer step has several micro-steps.
         """
         facts = self.workloads.get(workload, WorkloadFacts())
-        sharing = mode.sharded and ranks > 1
+        sharing, gradients = mode.sharded and ranks > 1, facts.gradient_bytes
         profiled = self._profiled(workload, mode.alone, instance_type)
         base, sample = profiled or self._bound(workload, mode, facts)
-        if np.isnan(sample):
-            return float("nan")
-        activations, gradients = sample * batch, facts.gradient_bytes
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         if shape is not None:
-            activations *= (shape[1] + 1) / 2
-        if sharing and mode.gathered:
-            gradients = 0.0 if mode.offloaded else gradients / ranks
-        working = activations + gradients
-        if profiled and not accumulates:
-            working = max(activations, gradients)
-        beside = facts.gradient_bytes * communication(mode.strategy).held
+            sample *= (shape[1] + 1) / 2
+        beside = gradients * communication(mode.strategy).held
         if sharing:
             beside = _shared(mode, facts, ranks)
         if mode.strategy == MSTOPK_SENT:
-            beside += 2 * facts.gradient_bytes / facts.blocks
-        peak = (max(base + beside, 0.0) + working) * (1 + _HEADROOM * bool(profiled))
+            beside += 2 * gradients / facts.blocks
+        if sharing and mode.gathered:
+            gradients = 0.0 if mode.offloaded else gradients / ranks
+        together = accumulates or not profiled
+        wider = 1 + _HEADROOM * bool(profiled)
         ran = self._ran(workload, mode, facts.gradient_bytes, accumulates=accumulates)
-        fitted = [run.memory for run in ran if batch <= run.batch and ranks >= run.ranks]
-        return min([peak, *fitted])
+        return Needs(
+            fixed=wider * (max(base + beside, 0.0) + gradients * together),
+            least=wider * gradients * (not together),
+            sample=wider * sample,
+            ran=[run for run in ran if ranks >= run.ranks],
+        )
 
     def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
         """Return the largest batches of a workload and mode that fitted into memory.

@@ -30,7 +30,7 @@ from .dataset import (
 from .field_terms import field_terms
 from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
-from .memory import MemoryModel, fit_memory
+from .memory import MemoryModel, Needs, fit_memory
 from .nearest import doublings
 from .one_device import Transformer
 from .posterior import Beliefs, Posterior
@@ -224,7 +224,7 @@ class StepTimeModel:
 
         `step_s` (rows,) are the seconds of a step. Raises the errors of `predict`.
         """
-        found = field_terms(self.read(setups), step_s, self.facts, self.peak_bytes)
+        found = field_terms(self.read(setups), step_s, self.facts, self.needs)
         return found.set_index(setups.index)
 
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
@@ -302,25 +302,17 @@ class StepTimeModel:
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
 
-    def peak_bytes(
+    def needs(
         self,
         workload: str,
+        mode: Mode,
         instance_type: str,
-        batch: int,
         ranks: int = 1,
         *,
-        mode: Mode = MODES[0],
         accumulates: bool = False,
-    ) -> float:
-        """Return the peak bytes of one rank; NaN if the workload is unknown.
-
-        batch: samples of a device in a micro-step.
-        ranks: number of ranks.
-        accumulates: True if an optimizer step has several micro-steps.
-        """
-        return self.memory.peak_bytes(
-            workload, mode, instance_type, batch, ranks, accumulates=accumulates
-        )
+    ) -> Needs:
+        """Return the memory of one rank as a function of the batch (see `MemoryModel.needs`)."""
+        return self.memory.needs(workload, mode, instance_type, ranks, accumulates=accumulates)
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)

@@ -105,7 +105,9 @@ def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -
     nothing = pd.DataFrame(columns=["workload", "cluster", "batch_per_device"])
     model = fit_memory(profiles, read_setups(nothing, {}), {}, known)
     asked = zip(runs["workload"], modes_of(runs), runs["batch"], runs["ranks"], strict=True)
-    return [model.peak_bytes(name, mode, HOST, batch, ranks) for name, mode, batch, ranks in asked]
+    return [
+        model.needs(name, mode, HOST, ranks).peak_bytes(batch) for name, mode, batch, ranks in asked
+    ]
 
 
 def main(write: Write = False) -> None:

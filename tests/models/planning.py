@@ -10,6 +10,7 @@ import pandas as pd
 
 from models.domain.cluster import InstanceType, Offer, parse_cluster, parse_numbers
 from models.domain.workload import Mode, Workload
+from models.step_time.memory import Needs
 from models.step_time.setup_arrays import read_setups
 
 PLAIN = Mode()
@@ -97,8 +98,8 @@ class LineModel:
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return (self.a, self.k / CORES[instance_type])
 
-    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
-        return np.nan
+    def needs(self, workload, mode, instance_type, ranks=1, *, accumulates=False):
+        return Needs(0.0, 0.0, np.nan, [])
 
     def field_terms(self, setups, step_s):
         return pd.DataFrame(index=setups.index)
@@ -153,8 +154,8 @@ class JointModel(LineModel):
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return self.lines[instance_type]
 
-    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
-        return self.memory[instance_type] * batch
+    def needs(self, workload, mode, instance_type, ranks=1, *, accumulates=False):
+        return Needs(0.0, 0.0, self.memory[instance_type], [])
 
     def formula_seconds(self, arrays):
         return np.array([self._seconds(row) for row in self._rows(arrays)])

@@ -11,6 +11,7 @@ from models.domain.workload import PRECISIONS, Mode
 from models.planner.candidates import Supply
 from models.planner.planner import candidates
 from models.step_time.machine_specs import computes
+from models.step_time.memory import Needs
 from models.step_time.model import fit
 from tests.models.planning import LineModel, cores_fit, machine, offer, workload
 from tests.models.synthetic import World
@@ -89,8 +90,8 @@ class HalfInBf16(LineModel):
         a, k = super().compute_line(workload, instance_type, mode)
         return (HALF * a, HALF * k) if mode.precision == "bf16" else (a, k)
 
-    def peak_bytes(self, workload, instance_type, batch, ranks=1, *, mode=PLAIN, accumulates=False):
-        return batch * 2.0**30 / (32 if mode.precision == "bf16" else 16)
+    def needs(self, workload, mode, instance_type, ranks=1, *, accumulates=False):
+        return Needs(0.0, 0.0, 2.0**30 / (32 if mode.precision == "bf16" else 16), [])
 
 
 MODEL = HalfInBf16(own=0.15)

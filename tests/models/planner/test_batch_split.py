@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from models.domain.workload import Mode
 from models.planner.batch_split import finish_together, global_batches, splits_of
+from models.step_time.memory import Needs
 from tests.models.planning import machine, offer, workload
 
 LINE = st.tuples(st.floats(0.0, 0.2), st.floats(1e-4, 0.5))
@@ -61,30 +62,31 @@ class Lines:
     """The step model as splits use it."""
 
     lines: dict
-    peak: Callable
+    memory: Callable  # of a type's name: bytes of a sample, and bytes beside
 
     def compute_line(self, workload, name, mode):
         return self.lines[name]
 
-    def peak_bytes(self, workload, name, batch, ranks, *, mode, accumulates):
-        return self.peak(name, batch) / (ranks if mode.sharded else 1)
+    def needs(self, workload, mode, name, ranks, *, accumulates):
+        sample, fixed = (each / (ranks if mode.sharded else 1) for each in self.memory(name))
+        return Needs(fixed, 0.0, sample, [])
 
 
-def splits(counts, total, peak=lambda name, batch: math.nan, strategy="ddp"):
+def splits(counts, total, memory=lambda name: (math.nan, 0.0), strategy="ddp"):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
-    model = Lines(PACES, peak)
+    model = Lines(PACES, memory)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
 
 
 def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
-    found = splits([[1, 0, 0], [4, 0, 0]], 96, lambda name, batch: batch * 2**31 / 5)
+    found = splits([[1, 0, 0], [4, 0, 0]], 96, lambda name: (2**31 / 5, 0))
     steps = set(zip(found.cluster.tolist(), found.steps.tolist(), strict=True))
     assert steps == {(0, 24), (1, 6)}  # five samples a device: 96 / 24 = 4 and 96 / (6 x 4) = 4
     assert all(found.setup(at, OFFERS).global_batch == 96 for at in range(len(found)))
     some = splits(
         [[1, 0, 0], [0, 0, 1]],
         96,
-        lambda name, batch: math.nan if name == "whole" else batch * 2**31 / 24,
+        lambda name: (math.nan if name == "whole" else 2**31 / 24, 0),
     )
     steps = zip(some.cluster.tolist(), some.steps.tolist(), strict=True)
     assert list(steps) == [(0, 4), (1, 1), (1, 2), (1, 4)]
@@ -93,8 +95,8 @@ def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
 
 def test_accumulation_needs_more_memory():
     class Later(Lines):
-        def peak_bytes(self, workload, name, batch, ranks, *, mode, accumulates):
-            return 2.0**30 * (batch > 12 - accumulates) * 100
+        def needs(self, workload, mode, name, ranks, *, accumulates):
+            return Needs(0.0, 0.0, 2.0**31 / (12 - accumulates), [])
 
     job = workload("w", 48)
     model = Later(PACES, None)
@@ -114,12 +116,11 @@ def test_memory_is_that_of_the_device_and_not_of_the_host():
     gib = TYPES[0].device_memory_gib * 2**30
     assert TYPES[0].memory_gib > 2 * TYPES[0].device_memory_gib
     just, over = (
-        splits([[1, 0, 0]], 96, lambda name, batch, most=most: gib * batch / most)
-        for most in (96, 95)
+        splits([[1, 0, 0]], 96, lambda name, most=most: (gib / most, 0)) for most in (96, 95)
     )
     assert just.samples.tolist()[0] == [96] and max(over.samples.tolist()) <= [95]
-    assert len(splits([[1, 0, 0]], 96, lambda name, batch: 2.0**40)) == 0
+    assert len(splits([[1, 0, 0]], 96, lambda name: (0, 2.0**40))) == 0
     counts = [[1, 0, 0], [2, 0, 0], [3, 0, 0]]
     for strategy, fitting in (("ddp", set()), ("fsdp", {1, 2})):
-        found = splits(counts, 96, lambda name, batch: 2 * gib, strategy=strategy)
+        found = splits(counts, 96, lambda name: (0, 2 * gib), strategy=strategy)
         assert set(found.cluster.tolist()) == fitting

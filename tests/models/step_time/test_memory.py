@@ -41,10 +41,10 @@ def test_gradients_and_activations_are_told_apart_by_where_peaks_rise(sample):
     model = fitted(profiles=profiled(4e9, 4e8, sample), gradient_bytes=4e8)
     for batch in (8, 16, 32, 64):
         alone = 4e9 + max(4e8, sample * batch)
-        predicted = model.peak_bytes("net", PLAIN, A, batch) / 1.075 - 4e8
+        predicted = model.needs("net", PLAIN, A).peak_bytes(batch) / 1.075 - 4e8
         slack = 4e8 if sample == 1e6 and batch > 32 else 1e-6 * alone
         assert alone * (1 - 1e-6) <= predicted <= alone + slack
-    assert np.isnan(model.peak_bytes("stranger", PLAIN, A, 1))
+    assert np.isnan(model.needs("stranger", PLAIN, A).peak_bytes(1))
 
 
 GRADIENTS, SAMPLE = 8e9, 4e8
@@ -54,7 +54,7 @@ def peak(mode, ranks, batch=16, **steps):
     """Of Adam, with a gigabyte of context; gradients weigh as much as 20 samples."""
     frame = profiled(1e9 + 3 * GRADIENTS, GRADIENTS, SAMPLE)
     model = fitted(profiles=frame, gradient_bytes=GRADIENTS)
-    return model.peak_bytes("net", mode, A, batch, ranks, **steps) / 1.075
+    return model.needs("net", mode, A, ranks, **steps).peak_bytes(batch) / 1.075
 
 
 def test_sharded_ranks_hold_less_the_more_they_are():
@@ -91,18 +91,33 @@ def test_setups_that_ran_are_never_refused(runs, gradients, flops):
     model = fitted(rows, gradient_bytes=gradients, flops=flops)
     for name, batch in runs:
         gib = MACHINES[name].device_memory_gib
-        assert gib is None or model.peak_bytes("net", PLAIN, name, batch) <= gib * GIB
+        assert gib is None or model.needs("net", PLAIN, name).peak_bytes(batch) <= gib * GIB
 
 
 def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device():
     model = fitted(setup("net", f"1x{A}", 64), gradient_bytes=1e9)
-    assert model.peak_bytes("net", PLAIN, A, 65) > 16 * GIB
-    assert model.peak_bytes("net", PLAIN, B, 78) <= 24 * GIB
+    assert model.needs("net", PLAIN, A).peak_bytes(65) > 16 * GIB
+    assert model.needs("net", PLAIN, B).peak_bytes(78) <= 24 * GIB
     # a gigabyte of gradients takes the room of five samples
-    several = [model.peak_bytes("net", PLAIN, A, b, accumulates=True) <= 16 * GIB for b in (59, 60)]
-    assert several == [True, False]
+    needs = model.needs("net", PLAIN, A, accumulates=True)
+    assert [needs.peak_bytes(b) <= 16 * GIB for b in (59, 60)] == [True, False]
+    assert int(needs.largest_batch(16 * GIB)) == 59
     again = fitted(setup("net", f"1x{A}", 64, 2), gradient_bytes=1e9)
-    assert again.peak_bytes("net", PLAIN, A, 64, accumulates=True) <= 16 * GIB
+    assert again.needs("net", PLAIN, A, accumulates=True).peak_bytes(64) <= 16 * GIB
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "adasum"])
+@pytest.mark.parametrize("ran", [None, 8, 100])
+def test_the_largest_batch_is_the_last_that_fits(strategy, accumulates, ran):
+    rows = setup("net", f"1x{A}", ran) if ran else NOTHING
+    frame = profiled(1e9 + 3 * GRADIENTS, GRADIENTS, SAMPLE)
+    needs = fitted(rows, profiles=frame, gradient_bytes=GRADIENTS).needs(
+        "net", Mode(strategy=strategy), A, 4, accumulates=accumulates
+    )
+    for gib in (1, 16, 24, 48, 64, 80):
+        fitting = [batch for batch in range(1, 500) if needs.peak_bytes(batch) <= gib * GIB]
+        assert int(needs.largest_batch(gib * GIB)) == max(fitting, default=0)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -120,7 +135,8 @@ def test_activations_of_a_transformer_are_those_of_its_layers(precision, switche
     shape = Transformer(parameters=1.3e9, layers=24, hidden=2048, sequence=1024)
     model, mode = fitted(transformer=shape, gradient_bytes=5e9), Mode(precision, "fsdp", switches)
     one, two, shared = (
-        model.peak_bytes("net", mode, A, *each) for each in ((1, 8), (2, 8), (1, 64))
+        model.needs("net", mode, A, ranks).peak_bytes(batch)
+        for batch, ranks in ((1, 8), (2, 8), (1, 64))
     )
     assert two - one == pytest.approx(34 * layers * 2048 * 1024) and shared < one
 
@@ -133,14 +149,13 @@ def test_published_transformers_fit_and_most_do_not_with_twice_the_batch():
 
     def fits(factor):
         peaks = [
-            model.peak_bytes(
+            model.needs(
                 row.workload,
                 Mode(row.precision, row.strategy, row.switches),
                 A,
-                factor * row.batch_per_device,
                 row.devices,
                 accumulates=row.accumulation_steps > 1,
-            )
+            ).peak_bytes(factor * row.batch_per_device)
             for row in runs.itertuples()
         ]
         return float((np.array(peaks) / GIB <= room).mean())

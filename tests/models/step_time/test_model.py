@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.domain.workload import MODES
 from models.step_time import serialization
 from models.step_time.model import bottlenecks, fit, introduced
 from tests.frames import data_of
@@ -142,7 +143,7 @@ def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(know
         pd.testing.assert_frame_equal(equal.predict(fresh), model.predict(fresh), rtol=1e-9)
         drawn = (one.draws(fresh[:9], count=7, seed=3) for one in (equal, model))
         assert np.allclose(*drawn, rtol=1e-9)
-        assert equal.peak_bytes("lm", "s.small", 24) == model.peak_bytes("lm", "s.small", 24)
+        assert equal.needs("lm", MODES[0], "s.small") == model.needs("lm", MODES[0], "s.small")
 
 
 class Command:
@@ -196,7 +197,8 @@ def test_a_guess_changes_no_other_prediction_and_shares_its_error():
     asked = pd.concat([guessing.asked("new", f"2x{one.name}", 16) for one in guessing.TYPES])
     drawn = np.log(guesses().draws(asked, count=400, seed=1))
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
-    peaks = [guesses().peak_bytes("new", FIRST, batch) for batch in (1, 64)]
+    needs = guesses().needs("new", MODES[0], FIRST)
+    peaks = [needs.peak_bytes(batch) for batch in (1, 64)]
     assert 1.4e9 < peaks[0] < peaks[1]
 
 
