@@ -84,8 +84,8 @@ class Run(NamedTuple):
 class Needs(NamedTuple):
     """The memory of one rank: `fixed` + max(`sample` x batch, `least`) bytes.
 
-    The batch is the samples of a device in a micro-step. `sample` is NaN if the workload is unknown.
-    `ran` are batches that fitted into the memory of a device.
+    The batch is the samples of a device in a micro-step. `sample` is NaN if the workload is
+    unknown. `ran` are batches that fitted into the memory of a device.
     """
 
     fixed: float
