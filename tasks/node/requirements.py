@@ -62,8 +62,8 @@ class NotInstalled(Exception):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, unless the folder exists.
 
-    Raises OSError if the archive cannot be unpacked, or if it contains a device, another special
-    file, or a path that leads out of the folder.
+    Raises OSError if the archive cannot be unpacked, or if it contains a link, a special file, or a
+    path that leads out of the folder.
     """
     if folder.exists():
         return
@@ -72,7 +72,13 @@ def unpack(archive: bytes, folder: Path) -> None:
         code = Path(beside, "code")
         try:
             with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
-                tar.extractall(code, filter="data")
+                for member in tar:
+                    path = Path(member.name)
+                    held = tar.extractfile(member) if member.isreg() else None
+                    if held is None or path.is_absolute() or ".." in path.parts:
+                        raise OSError(f"the code archive must not contain {member.name}")
+                    (code / path).parent.mkdir(parents=True, exist_ok=True)
+                    (code / path).write_bytes(held.read())
         except (tarfile.TarError, EOFError) as error:
             raise OSError(f"the code archive could not be unpacked: {error}") from None
         code.rename(folder)

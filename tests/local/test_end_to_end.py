@@ -79,7 +79,10 @@ def build(width: int = 128):
 def project(tmp_path_factory):
     why = lambda: f"another controller holds this machine's cores: {list(hosts())}"  # noqa: E731
     wait_for(lambda: not hosts(), 60.0, why)
-    files = {"jobs/mine.py": OWN_WORKLOAD, "srift.toml": PROJECT}
+    settings = PROJECT
+    if SHARES.why_not:
+        settings = settings.replace("cores = 0.4", "cores = 1").replace("cores = 0.8", "cores = 2")
+    files = {"jobs/mine.py": OWN_WORKLOAD, "srift.toml": settings}
     yield from Project.made(tmp_path_factory.mktemp("stranger"), files)
 
 
