@@ -153,6 +153,7 @@ def member(name, kind=tarfile.REGTYPE, to=""):
     "odd",
     [
         member("a/../../out.py"),
+        member("/out.py"),
         member("l", tarfile.SYMTYPE, "/etc/passwd"),
         member("h", tarfile.LNKTYPE, "/etc/passwd"),
         member("p", tarfile.FIFOTYPE),
