@@ -56,12 +56,14 @@ class Posterior:
             of the fit.
         spreads: standard deviations of residuals.
         neighbours: {code of a cell: the Gaussian process of the cell's residuals}.
+        scales: {code of a cell: factor for the standard deviations of its predictions}.
     """
 
     reach: dict[float, float]
     process: StepProcess
     spreads: Spreads = field(default_factory=lambda: Spreads({}))
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
+    scales: dict[float, float] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
         """Return the seconds of steps and of their parts, without the correction by residuals."""
@@ -73,7 +75,7 @@ class Posterior:
         covariance: if True, `Beliefs.variance` is a (rows, rows) covariance matrix.
         """
         linear = self.linear(X)
-        mean, several = linear.log_s.copy(), X.ranks > 1
+        mean, scale, several = linear.log_s.copy(), np.ones(len(X)), X.ranks > 1
         variance = self.process.posterior(linear.inputs, joint=covariance)[1]
         spread = self.spreads.of(X)
         noise = (
@@ -85,6 +87,8 @@ class Posterior:
             moved, local = process.posterior(X.features[at], joint=covariance)
             variance[np.ix_(at, at) if covariance else at] += local
             mean[at] += np.clip(moved, low, high)
+            scale[at] = self.scales.get(cell, 1.0)
+        variance *= np.multiply.outer(scale, scale) if covariance else scale**2
         return Beliefs(mean, variance, noise, linear.times)
 
     def log_one_device_s(self, points: Points) -> FloatArray:

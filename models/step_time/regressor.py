@@ -31,7 +31,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
-from .residuals import ENOUGH, CellSpread, Neighbours, fit_neighbours, with_neighbours
+from .residuals import ENOUGH, CellSpread, Neighbours, Spreads, fit_neighbours, scales
 from .rows import Rows
 
 # For each iteration of the fit, a factor on the standard deviations of the residual. It is large at
@@ -125,8 +125,13 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
             if len(rows) >= ENOUGH:
                 cells[cell] = CellSpread(spread, float(rows.kind[0]))
-        spreads = with_neighbours(found.spreads, cells, found.process, picked)
-        return replace(found, spreads=spreads, neighbours=neighbours)
+        spreads = Spreads(found.spreads.cells | cells)
+        return replace(
+            found,
+            spreads=spreads,
+            neighbours=neighbours,
+            scales=scales(found.process, picked, spreads),
+        )
 
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of all single-device rows, and of at most `most_rows` other rows.

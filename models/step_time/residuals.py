@@ -4,9 +4,11 @@ A cell is a workload in one mode on one kind of device. A residual is log measur
 computed step seconds. "Spread" in a name means standard deviation.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from ..domain.numeric import Z_90, FloatArray
 from .kernel import GaussianProcess, ResidualCovariance, outlying_factor
@@ -130,22 +132,23 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
     return float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
 
-def with_neighbours(
-    spreads: Spreads, cells: dict[float, CellSpread], process: GaussianProcess, rows: Rows
-) -> Spreads:
-    """Return the standard deviations of `cells`, plus an entry for each kind without such cells.
+def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
+    """Return {code of a cell: factor for the standard deviations of its predictions}.
 
-    A cell is a workload in one mode on one kind of device. The entry of a kind is that of
-    `spreads`, increased if the leave-one-out errors on the kind are larger.
+    The cells have multi-device rows, but too few to be in `calibrated`. Their rows show how large
+    their deviations are, as in a Student-t process [Shah et al. 2014]. Its degrees of freedom are
+    W - 1 for W cells on the kind of device.
 
-    cells: {code of a cell with at least 40 rows (ENOUGH): its standard deviations}.
     process: the Gaussian process that was fitted to `rows`.
     """
-    calibrated, kinds = dict(cells), {each.kind for each in cells.values()}
-    away = np.abs(process.left_out()[1])
-    for each in spreads.cells.values():
-        if each.kind not in kinds:
-            errors = away[(rows.kind == each.kind) & (rows.ranks > 1)]
-            factor = float(np.clip(np.quantile(errors, 0.9) / Z_90, 1.0, 4.0))
-            calibrated[each.kind] = CellSpread(factor * each.spread, each.kind)
-    return Spreads(calibrated)
+    inverse, several, found = process.left_out()[0], rows.ranks > 1, {}
+    pairs = set(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
+    for cell, kind in pairs:
+        if cell in calibrated.cells:
+            continue
+        at = np.flatnonzero(several & (rows.cell == cell))
+        weights, freedom = process.weights[at], max(sum(one[1] == kind for one in pairs) - 1, 1)
+        square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
+        heavier = scipy.special.stdtrit(freedom + len(at), 0.95) / Z_90
+        found[cell] = heavier * math.sqrt((freedom + square) / (freedom + len(at)))
+    return found

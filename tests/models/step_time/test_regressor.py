@@ -129,3 +129,13 @@ def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows():
         assert np.log(found["step_s"] / asked["step_s"]).abs().max() < most
         widths.append(width(found).mean())
     assert widths[1] < 0.7 * widths[0]
+
+
+def test_pilots_that_surprise_widen_the_intervals_of_their_workload(gpus):
+    held = several_of(gpus)
+    pilots = held & gpus["batch_per_device"].isin([16, 48])
+    factor = np.exp(0.15 * np.random.default_rng(1).choice([-1, 1], len(gpus)))
+    odd = gpus.assign(step_s=gpus["step_s"].where(~pilots, gpus["step_s"] * factor))
+    asked = gpus[held & ~pilots]
+    plain, wide = (width(fitted(rows[~held | pilots]).predict(asked)) for rows in (gpus, odd))
+    assert (wide > 1.5 * plain).all()
