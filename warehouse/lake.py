@@ -4,8 +4,6 @@ Only the holder of a PostgreSQL advisory lock may write, because DuckLake has no
 process creates the views in memory, because the catalogue does not store them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

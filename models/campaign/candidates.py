@@ -1,7 +1,5 @@
 """Enumerate the runs that a campaign may buy, and estimate the seconds of each run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -9,8 +9,6 @@ the data that machines download when they start. After an interruption, one new 
 the data again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ seconds to replace a lost machine are averaged over the cluster's instance types
 its interruption rate.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -33,8 +33,6 @@ waits input_s seconds for batches and sync_s seconds for communication. Let x = 
 A measurement without input_s counts as a step without waiting for batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

@@ -5,8 +5,6 @@ needs for a forward and a backward pass (one_device.py). A spread is a standard 
 covariance function. Spreads are hyperparameters; learning.py learns them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property

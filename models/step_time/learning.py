@@ -41,10 +41,6 @@ class StepKernel(Kernel):  # type: ignore[misc]
     def theta(self, value: FloatArray) -> None:
         self.log_spreads = value
 
-    @property
-    def bounds(self) -> FloatArray:
-        return np.stack([self.log_spreads - 3, self.log_spreads + 3], axis=1)
-
     def is_stationary(self) -> bool:
         return False
 

@@ -44,8 +44,6 @@ Predictions are too high rather than too low: a batch that is refused without ne
 with gradient accumulation, but a batch that does not fit fails.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ A process holds a lock while it appends a sample, and writes the index entry las
 damaged samples are read from the dataset again: they have no entry, or another checksum.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import hashlib

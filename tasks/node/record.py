@@ -31,8 +31,6 @@ counted from 1. This module imports only the standard library.
         refused.json        why files of this machine were not uploaded
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -15,8 +15,6 @@ All ranks must call the tables in the same order. The shape of a rank's indices 
 between steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
