@@ -58,6 +58,8 @@ def compositions(
             break
     blocks = []
     for number, each in enumerate(counts, start=1):
+        if not each:
+            continue
         chosen = np.array(list(combinations(range(types), number))).reshape(-1, number)
         block = np.zeros((len(chosen) * len(each), types), dtype=np.int64)
         machines = np.tile(np.array(each, dtype=np.int64).reshape(-1, number), (len(chosen), 1))

@@ -8,7 +8,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from ..domain.numeric import Z_90, FloatArray
 from .kernel import GaussianProcess, ResidualCovariance, outlying_factor
@@ -133,11 +132,11 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code of a cell: factor for the standard deviations of its predictions}.
+    """Return {code of a cell: factor, at least 1, for the standard deviations of its predictions}.
 
-    The cells have multi-device rows, but too few to be in `calibrated`. Their rows show how large
-    their deviations are, as in a Student-t process [Shah et al. 2014]. Its degrees of freedom are
-    W - 1 for W cells on the kind of device.
+    The cells have multi-device rows, but too few to be in `calibrated`. If their rows deviate more
+    than `process` expects, the factor is above 1: the scale of a Student-t process with W - 1
+    degrees of freedom for W cells on the kind of device [Shah et al. 2014].
 
     process: the Gaussian process that was fitted to `rows`.
     """
@@ -147,8 +146,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
         if cell in calibrated.cells:
             continue
         at = np.flatnonzero(several & (rows.cell == cell))
-        weights, freedom = process.weights[at], max(sum(one[1] == kind for one in pairs) - 1, 1)
-        square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
-        heavier = scipy.special.stdtrit(freedom + len(at), 0.95) / Z_90
-        found[cell] = heavier * math.sqrt((freedom + square) / (freedom + len(at)))
+        weights, freedom = process.weights[at], sum(other == kind for _, other in pairs) - 1
+        square = weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights)
+        found[cell] = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
     return found

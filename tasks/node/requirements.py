@@ -74,7 +74,8 @@ def unpack(archive: bytes, folder: Path) -> None:
             with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
                 for member in tar:
                     path = Path(member.name)
-                    held = tar.extractfile(member) if member.isreg() else None
+                    whole = member.isreg() and not member.issparse()
+                    held = tar.extractfile(member) if whole and path.parts else None
                     if held is None or path.is_absolute() or ".." in path.parts:
                         raise OSError(f"the code archive must not contain {member.name}")
                     (code / path).parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,8 @@ def test_setups_come_by_price_and_all_can_be_had():
 def test_few_clusters_are_all_enumerated_and_many_by_ladders():
     every = compositions(3, max_hosts=4)
     assert len({tuple(row) for row in every.tolist()}) == len(every) == 3 + 6 + 10 + 15
+    same = compositions(40, max_hosts=4, most_mixed=0)
+    assert len(same) == 160 and ((same > 0).sum(axis=1) == 1).all()
     mixed = compositions(10, max_hosts=64)
     assert len({tuple(row) for row in mixed.tolist()}) == len(mixed)
     assert (mixed > 0).sum(axis=1).max() == 3 and mixed.sum(axis=1).max() == 64

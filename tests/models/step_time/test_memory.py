@@ -106,6 +106,12 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
     assert again.needs("net", PLAIN, A, accumulates=True).peak_bytes(64) <= 16 * GIB
 
 
+def test_a_batch_that_fitted_on_many_ranks_may_not_fit_on_few():
+    model = fitted(setup("net", f"4x{A}", 64).assign(strategy="fsdp"), gradient_bytes=1e9)
+    few, many = (model.needs("net", Mode(strategy="fsdp"), A, ranks) for ranks in (2, 4))
+    assert many.peak_bytes(64) <= 16 * GIB < few.peak_bytes(64)
+
+
 @pytest.mark.parametrize("accumulates", [False, True])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "adasum"])
 @pytest.mark.parametrize("ran", [None, 8, 100])

@@ -137,5 +137,9 @@ def test_pilots_that_surprise_widen_the_intervals_of_their_workload(gpus):
     factor = np.exp(0.15 * np.random.default_rng(1).choice([-1, 1], len(gpus)))
     odd = gpus.assign(step_s=gpus["step_s"].where(~pilots, gpus["step_s"] * factor))
     asked = gpus[held & ~pilots]
-    plain, wide = (width(fitted(rows[~held | pilots]).predict(asked)) for rows in (gpus, odd))
-    assert (wide > 1.5 * plain).all()
+    plain, wide = (fitted(rows[~held | pilots]) for rows in (gpus, odd))
+    widths = [width(model.predict(asked)) for model in (plain, wide)]
+    assert (widths[1] > 1.5 * widths[0]).all()
+    _, covariance, noise = wide.joint(asked)
+    together = 2 * Z_90 * np.sqrt(np.diag(covariance) + noise)
+    assert together == pytest.approx(widths[1].to_numpy(), rel=0.01)

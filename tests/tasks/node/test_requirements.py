@@ -154,6 +154,8 @@ def member(name, kind=tarfile.REGTYPE, to=""):
     [
         member("a/../../out.py"),
         member("/out.py"),
+        member("."),
+        member("s", tarfile.GNUTYPE_SPARSE),
         member("l", tarfile.SYMTYPE, "/etc/passwd"),
         member("h", tarfile.LNKTYPE, "/etc/passwd"),
         member("p", tarfile.FIFOTYPE),
