@@ -37,7 +37,8 @@ class Supply:
     - `fits(cluster)` returns the reason why the cluster can never be launched, or an empty string.
     - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
       {mode: reason}.
-    - `most_mixed` limits the clusters, if there are many (see `compositions`).
+    - `most_mixed` is the maximum number of clusters that are enumerated, if there are many instance
+      types (see `compositions`). Clusters of a single type are always enumerated.
     """
 
     offers: Sequence[Offer]

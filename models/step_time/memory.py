@@ -80,10 +80,11 @@ class Run(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The memory of one rank: `fixed` + max(`sample` x batch, `least`) bytes.
+    """The memory of one rank as a function of the batch.
 
-    The batch is the samples of a device in a micro-step. `sample` is NaN if the workload is
-    unknown. `ran` are batches that fitted into the memory of a device.
+    The memory is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
+    of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has the batches
+    that are known to fit into the memory of a device.
     """
 
     fixed: float
@@ -97,7 +98,10 @@ class Needs(NamedTuple):
         return min([peak, *(run.memory for run in self.ran if batch <= run.batch)])
 
     def largest_batch(self, capacity: float) -> float:
-        """Return the largest batch that fits into `capacity` bytes; infinity if it is unknown."""
+        """Return the largest batch that fits into `capacity` bytes.
+
+        The result is infinity if the workload is unknown.
+        """
         fitted = [run.batch for run in self.ran if run.memory <= capacity]
         if capacity >= self.fixed + self.least:
             fitted.append((capacity - self.fixed) / self.sample if self.sample else math.inf)

@@ -132,11 +132,12 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code of a cell: factor, at least 1, for the standard deviations of its predictions}.
+    """Return {code of a cell: factor for the standard deviations of its predictions}.
 
-    The cells have multi-device rows, but too few to be in `calibrated`. If their rows deviate more
-    than `process` expects, the factor is above 1: the scale of a Student-t process with W - 1
-    degrees of freedom for W cells on the kind of device [Shah et al. 2014].
+    Only cells that have multi-device rows, but too few to be in `calibrated`, are included. A
+    factor is at least 1. It is above 1 if the residuals of the cell's rows are larger than `process`
+    predicts without these rows. It is the scale of a Student-t process [Shah et al. 2014] with
+    W - 1 degrees of freedom, where W is the number of cells on the same kind of device.
 
     process: the Gaussian process that was fitted to `rows`.
     """

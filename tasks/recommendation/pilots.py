@@ -163,7 +163,7 @@ def _candidates(
     A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
-    # of many instance types, only mixed clusters that might be recommended are worth measuring
+    # if there are many instance types, measure only mixed clusters that might be recommended
     supply = replace(launched_supply(case, sold, hosts), most_mixed=0)
     modes = dict.fromkeys(setup.mode for setup in choice_set.setups)
     workload = replace(case.workload, modes=tuple(modes) or case.workload.modes)
