@@ -8,7 +8,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from ..domain.numeric import Z_90, FloatArray
 from .kernel import GaussianProcess, ResidualCovariance, outlying_factor
@@ -135,11 +134,10 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
     """Return {code of a cell: factor for the standard deviations of its predictions}.
 
-    Only cells that have multi-device rows, but too few to be in `calibrated`, are included. With
-    the factor, a 90 % interval is that of a Student-t process [Shah et al. 2014] with W - 1 degrees
-    of freedom before the cell's rows. W is the number of cells on the same kind of device. The
-    factor increases if the residuals of the cell's rows are larger than `process` predicts without
-    these rows. Small residuals never narrow an interval.
+    Only cells that have multi-device rows, but too few to be in `calibrated`, are included. A
+    factor is above 1 if the residuals of the cell's rows are larger than `process` predicts without
+    these rows, and else 1. It is the scale of a Student-t process [Shah et al. 2014] with W - 1
+    degrees of freedom, where W is the number of cells on the same kind of device.
 
     process: the Gaussian process that was fitted to `rows`.
     """
@@ -149,9 +147,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
         if cell in calibrated.cells:
             continue
         at = np.flatnonzero(several & (rows.cell == cell))
-        freedom, weights = max(sum(other == kind for _, other in pairs) - 1, 1), process.weights[at]
+        freedom, weights = sum(other == kind for _, other in pairs) - 1, process.weights[at]
         square = weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights)
-        later = freedom + len(at)
-        wider = math.sqrt(max((freedom + square) / later, 1.0))
-        found[cell] = wider * scipy.special.stdtrit(later, 0.95) / Z_90
+        found[cell] = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
     return found
