@@ -329,7 +329,7 @@ def _largest_batches(
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:
-        needs = model.needs(workload, mode, kind.name, ranks, accumulates=accumulates)
+        needs = model.memory.needs(workload, mode, kind.name, ranks, accumulates=accumulates)
         return int(min(needs.largest_batch(kind.device_memory_gib * 2**30), most))
 
     return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])

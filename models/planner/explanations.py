@@ -165,7 +165,9 @@ def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
         return f"no device on offer supports {' or '.join(precisions)}"
     needed = [
         min(
-            model.needs(workload.name, mode, one.name, supply.max_hosts * one.devices).peak_bytes(1)
+            model.memory.needs(
+                workload.name, mode, one.name, supply.max_hosts * one.devices
+            ).peak_bytes(1)
             for mode in workload.modes
         )
         for one in types

@@ -1,15 +1,13 @@
 """Compute tokens per second, model FLOPs utilisation (MFU) and memory of setups."""
 
 import math
-from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray
 from .machine_specs import peak_tflops
-from .memory import Needs
+from .memory import MemoryModel
 from .rows import SetupFacts
 from .setup_arrays import SetupArrays
 
@@ -18,16 +16,16 @@ _BYTES_PER_GIB = 2.0**30
 
 
 def field_terms(
-    arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, needs: Callable[..., Needs]
+    arrays: SetupArrays, step_s: FloatArray, facts: SetupFacts, memory: MemoryModel
 ) -> pd.DataFrame:
     """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
 
     An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
     FLOPs that the devices could do in the same time at the peak rates of their data sheets.
     `memory_gib` and `memory_available_gib` are those of the rank with the least free memory.
-    `needs` is the method `StepTimeModel.needs`.
+    `memory` predicts the memory of a rank.
     """
-    machines, needs = [facts.machines[name] for name in arrays.names], cache(needs)
+    machines = [facts.machines[name] for name in arrays.names]
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)
     needed, peak = np.full_like(gib, -math.inf), np.zeros(len(gib))
     tokens, flops = np.full((2, len(gib)), math.nan)
@@ -41,8 +39,8 @@ def field_terms(
         ranks, several = ours.ranks.astype(int).tolist(), (ours.accumulation > 1).tolist()
         for row, at in np.argwhere(ours.present).tolist():
             name, accumulates = ours.names[ours.kind[row, at]], several[row]
-            memory = needs(workload, mode, name, ranks[row], accumulates=accumulates)
-            needed[rows[row], at] = memory.peak_bytes(ours.batch[row, at])
+            needs = memory.needs(workload, mode, name, ranks[row], accumulates=accumulates)
+            needed[rows[row], at] = needs.peak_bytes(ours.batch[row, at])
     samples_per_s, needed = arrays.samples / step_s, needed / _BYTES_PER_GIB
     fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
     finite = np.isfinite(gib[fullest] - needed[fullest])

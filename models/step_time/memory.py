@@ -80,11 +80,11 @@ class Run(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The memory of one rank as a function of the batch.
+    """The peak memory of one rank as a function of the batch.
 
-    The memory is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
-    of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has the batches
-    that are known to fit into the memory of a device.
+    The peak is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
+    of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has batches that
+    fitted into the memory of a device. They limit the peak from above.
     """
 
     fixed: float
@@ -155,9 +155,9 @@ class MemoryModel:
         *,
         accumulates: bool = False,
     ) -> Needs:
-        """Return the memory of one rank of a setup as a function of the batch.
+        """Return the bytes that one rank of a setup needs, as a function of the batch.
 
-        ranks: number of ranks.
+        ranks: number of ranks of the setup.
         accumulates: True if an optimizer step has several micro-steps.
         """
         facts = self.workloads.get(workload, WorkloadFacts())

@@ -30,7 +30,7 @@ from .dataset import (
 from .field_terms import field_terms
 from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
-from .memory import MemoryModel, Needs, fit_memory
+from .memory import MemoryModel, fit_memory
 from .nearest import doublings
 from .one_device import Transformer
 from .posterior import Beliefs, Posterior
@@ -224,7 +224,7 @@ class StepTimeModel:
 
         `step_s` (rows,) are the seconds of a step. Raises the errors of `predict`.
         """
-        found = field_terms(self.read(setups), step_s, self.facts, self.needs)
+        found = field_terms(self.read(setups), step_s, self.facts, self.memory)
         return found.set_index(setups.index)
 
     def formula_seconds(self, arrays: SetupArrays) -> FloatArray:
@@ -278,13 +278,6 @@ class StepTimeModel:
         draws: FloatArray = np.exp(mean[:, None] + paired)
         return draws
 
-    def draws(self, setups: pd.DataFrame, *, count: int, seed: int) -> FloatArray:
-        """Return a (rows, count) array of joint draws of measured step seconds, including noise.
-
-        Draws come in pairs as in `draw_arrays`. Raises the errors of `predict`.
-        """
-        return self.draw_arrays(self.read(setups), count=count, seed=seed)
-
     def compute_line(
         self, workload: str, instance_type: str, mode: Mode = MODES[0]
     ) -> tuple[float, float]:
@@ -301,18 +294,6 @@ class StepTimeModel:
         seconds = np.exp(self.posterior.log_one_device_s(points))
         slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
         return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
-
-    def needs(
-        self,
-        workload: str,
-        mode: Mode,
-        instance_type: str,
-        ranks: int = 1,
-        *,
-        accumulates: bool = False,
-    ) -> Needs:
-        """Return the memory of one rank as a function of the batch (see `MemoryModel.needs`)."""
-        return self.memory.needs(workload, mode, instance_type, ranks, accumulates=accumulates)
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)

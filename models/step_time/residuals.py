@@ -132,22 +132,21 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code of a cell: factor for the standard deviations of its predictions}.
+    """Return factors for the standard deviations of predictions, as {code of a cell: factor}.
 
-    Only cells that have multi-device rows, but too few to be in `calibrated`, are included. A
-    factor is above 1 if the residuals of the cell's rows are larger than `process` predicts without
-    these rows, and else 1. It is the scale of a Student-t process [Shah et al. 2014] with W - 1
-    degrees of freedom, where W is the number of cells on the same kind of device.
+    A cell is a workload in one mode on one kind of device. Only cells that have multi-device rows,
+    but too few to be in `calibrated`, are included. The factor is above 1 if the residuals of the
+    cell's rows are larger than `process` predicts without these rows. Otherwise, it is 1. It is the
+    scale of a Student-t process [Shah et al. 2014] with W - 1 degrees of freedom, where W is the
+    number of cells on the same kind of device.
 
     process: the Gaussian process that was fitted to `rows`.
     """
     inverse, several, found = process.left_out()[0], rows.ranks > 1, {}
-    pairs = set(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
-    for cell, kind in pairs:
-        if cell in calibrated.cells:
-            continue
+    kinds = dict(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
+    for cell in kinds.keys() - calibrated.cells.keys():
         at = np.flatnonzero(several & (rows.cell == cell))
-        freedom, weights = sum(other == kind for _, other in pairs) - 1, process.weights[at]
-        square = weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights)
+        freedom, weights = [*kinds.values()].count(kinds[cell]) - 1, process.weights[at]
+        square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
         found[cell] = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
     return found

@@ -238,7 +238,7 @@ def contests(
                 setups=rivals.setups,
                 measured_s=rivals.step_s,
                 predictions=model.predict(frame).reset_index(drop=True),
-                draws=model.draws(frame, count=_DRAWS, seed=seed),
+                draws=model.draw_arrays(model.read(frame), count=_DRAWS, seed=seed),
             )
 
 

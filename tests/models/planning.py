@@ -101,6 +101,10 @@ class LineModel:
     def needs(self, workload, mode, instance_type, ranks=1, *, accumulates=False):
         return Needs(0.0, 0.0, np.nan, [])
 
+    @property
+    def memory(self):
+        return self
+
     def field_terms(self, setups, step_s):
         return pd.DataFrame(index=setups.index)
 
@@ -147,7 +151,7 @@ class JointModel(LineModel):
 
     lines: dict
     gbps: dict
-    memory: dict  # bytes a sample; NaN unknown
+    sample_bytes: dict  # NaN unknown
     slower: float = 0.3
     own: float = 0.1
 
@@ -155,7 +159,7 @@ class JointModel(LineModel):
         return self.lines[instance_type]
 
     def needs(self, workload, mode, instance_type, ranks=1, *, accumulates=False):
-        return Needs(0.0, 0.0, self.memory[instance_type], [])
+        return Needs(0.0, 0.0, self.sample_bytes[instance_type], [])
 
     def formula_seconds(self, arrays):
         return np.array([self._seconds(row) for row in self._rows(arrays)])

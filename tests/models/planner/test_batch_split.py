@@ -62,13 +62,17 @@ class Lines:
     """The step model as splits use it."""
 
     lines: dict
-    memory: Callable  # of a type's name: bytes of a sample, and bytes beside
+    needed: Callable  # of a type's name: bytes of a sample, and bytes beside
 
     def compute_line(self, workload, name, mode):
         return self.lines[name]
 
+    @property
+    def memory(self):
+        return self
+
     def needs(self, workload, mode, name, ranks, *, accumulates):
-        sample, fixed = (each / (ranks if mode.sharded else 1) for each in self.memory(name))
+        sample, fixed = (each / (ranks if mode.sharded else 1) for each in self.needed(name))
         return Needs(fixed, 0.0, sample, [])
 
 

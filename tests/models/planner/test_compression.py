@@ -33,7 +33,7 @@ def compressing(part, width, *names):
     return Compressing(
         lines=dict.fromkeys(names, (0.01, 0.0005)),
         gbps=GBPS,
-        memory=dict.fromkeys(names, np.nan),
+        sample_bytes=dict.fromkeys(names, np.nan),
         slower=0.0,
         shared=0.01,
         own=0.01,

@@ -50,7 +50,7 @@ class World:
         self.model = JointModel(
             lines={one.name: (uniform(0, 0.02), uniform(0.001, 0.02)) for one in types},
             gbps={one.name: float(uniform(0.2, 5)) for one in types},
-            memory={one.name: float(pick(sizes)) for one in types},
+            sample_bytes={one.name: float(pick(sizes)) for one in types},
             **{"slower": float(pick([0.05, 0.3, 1.0]))} | model,
         )
 
@@ -152,7 +152,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
             return super().predict_arrays(arrays)
 
     model = Counting(
-        lines=lines, gbps=dict.fromkeys(names, 1.0), memory=dict.fromkeys(names, np.nan)
+        lines=lines, gbps=dict.fromkeys(names, 1.0), sample_bytes=dict.fromkeys(names, np.nan)
     )
     goal = Goal(goal="cheapest_within_deadline", hours=3.0, p_required=0.9)
     offers = [_offer(one, market, random) for one in types for market in ("on-demand", "spot")]
@@ -169,7 +169,7 @@ def of(model, job, sold, max_hosts=1):
 
 def small(gib_a_sample):
     lines, memory = {"small": (0.01, 0.0005)}, {"small": gib_a_sample * 2.0**30}
-    return JointModel(lines=lines, gbps=GBPS, memory=memory)
+    return JointModel(lines=lines, gbps=GBPS, sample_bytes=memory)
 
 
 CHEAPEST = Goal(goal="cheapest")
@@ -203,7 +203,7 @@ def test_clusters_that_are_left_out_are_counted_by_reason():
     model = JointModel(
         lines=dict.fromkeys(names, (0.01, 0.0005)),
         gbps=dict.fromkeys(names, 1.0),
-        memory={"small": 1.0, "wide": 1.0, "tiny": 3 * 2.0**30},
+        sample_bytes={"small": 1.0, "wide": 1.0, "tiny": 3 * 2.0**30},
     )
     sold = [offer("small", instance_type=each) for each in (replace(wide, devices=128), tiny)]
     sold += [offer("small"), offer("small", "spot", usd_per_hour=None)]

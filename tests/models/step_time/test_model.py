@@ -52,7 +52,10 @@ def test_draws_agree_with_the_intervals_and_move_together(known):
             setup("conv", "1xs.whole"),
         ]
     )
-    drawn, predicted = model.draws(asked, count=4000, seed=0), model.predict(asked)
+    drawn, predicted = (
+        model.draw_arrays(model.read(asked), count=4000, seed=0),
+        model.predict(asked),
+    )
     high = predicted["step_high_s"].to_numpy()
     assert np.quantile(drawn, 0.95, axis=1) == pytest.approx(high, rel=0.02)
     mean, covariance, noise = model.joint(asked)
@@ -141,9 +144,9 @@ def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(know
     stored = serialization.dump(model)
     for equal in (serialization.load(stored), fit(data, seed=0)):
         pd.testing.assert_frame_equal(equal.predict(fresh), model.predict(fresh), rtol=1e-9)
-        drawn = (one.draws(fresh[:9], count=7, seed=3) for one in (equal, model))
+        drawn = (one.draw_arrays(one.read(fresh[:9]), count=7, seed=3) for one in (equal, model))
         assert np.allclose(*drawn, rtol=1e-9)
-        assert equal.needs("lm", MODES[0], "s.small") == model.needs("lm", MODES[0], "s.small")
+        assert equal.memory == model.memory
 
 
 class Command:
@@ -195,9 +198,9 @@ def test_a_guess_changes_no_other_prediction_and_shares_its_error():
     pd.testing.assert_frame_equal(guesses().predict(rows), guessing.model().predict(rows))
     assert "new" not in guessing.model().workloads
     asked = pd.concat([guessing.asked("new", f"2x{one.name}", 16) for one in guessing.TYPES])
-    drawn = np.log(guesses().draws(asked, count=400, seed=1))
+    drawn = np.log(guesses().draw_arrays(guesses().read(asked), count=400, seed=1))
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
-    needs = guesses().needs("new", MODES[0], FIRST)
+    needs = guesses().memory.needs("new", MODES[0], FIRST)
     peaks = [needs.peak_bytes(batch) for batch in (1, 64)]
     assert 1.4e9 < peaks[0] < peaks[1]
 

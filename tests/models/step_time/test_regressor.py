@@ -87,7 +87,8 @@ def test_bad_or_few_rows_give_sound_predictions(gpus, case):
     }[case]
     asked = gpus[gpus["workload"].isin(rows["workload"]) & gpus["kind"].isin(rows["kind"])]
     model = fitted(rows)
-    assert sound(model.predict(asked)) and np.isfinite(model.draws(asked, count=4, seed=0)).all()
+    drawn = model.draw_arrays(model.read(asked), count=4, seed=0)
+    assert sound(model.predict(asked)) and np.isfinite(drawn).all()
 
 
 def test_a_kind_with_few_rows_a_cell_has_spreads_of_its_own(without_middle):
