@@ -117,12 +117,14 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         neighbours: dict[float, Neighbours] = {}
         cells: dict[float, CellSpread] = {}
         several = np.flatnonzero(X.ranks > 1)
+        residual = log_s - np.log(found.times(X).step_s)
         for cell in np.unique(X.cell[several]).tolist():
             at = several[X.cell[several] == cell]
             at = np.sort(random.permutation(at)[:_MOST_NEIGHBOURS])
-            rows = X.take(at)
-            residual, spread = log_s[at] - found.linear(rows).log_s, found.spreads.of(rows)[0]
-            neighbours[cell], spread = fit_neighbours(rows, residual, weight[at], spread)
+            rows, known = X.take(at), residual[at]
+            neighbours[cell], spread = fit_neighbours(
+                rows, known, weight[at], found.spreads.of(rows)[0]
+            )
             if len(rows) >= ENOUGH:
                 cells[cell] = CellSpread(spread, float(rows.kind[0]))
         spreads = Spreads(found.spreads.cells | cells)
