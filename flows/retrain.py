@@ -12,6 +12,9 @@ from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
 
+# With more runs, a fit takes longer than the start of a process.
+_MANY_RUNS = 1000
+
 judge = task(judge_promises)
 find_drift = task(note_drift)
 find_slow_runs = task(note_alarms)
@@ -43,7 +46,8 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
         reporter().say(
             f"the model learns from {len(frames['runs']):,} of {counted:,} runs: {LEARNED}"
         )
-    each = each_by_task(workspace.settings.shared.dask)
+    many = len(frames["runs"]) > _MANY_RUNS
+    each = each_by_task(workspace.settings.shared.dask, processes=many)
     challenger = fit_challenger(frames, champion, each)
     if challenger is None:
         return "no challenger was fitted: there are no measurements"

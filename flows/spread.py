@@ -1,35 +1,44 @@
-"""Map a function over values with Prefect tasks, on threads or on a Dask cluster."""
+"""Map a function over values with Prefect tasks, on threads, in processes or on Dask."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from prefect import task
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from models.monitoring.cross_validation import Each
 from tasks.providers.local.cpu_shares import usable_cores
+from tasks.workspace.blas_threads import one_thread
 
 
-def each_by_task(dask: str) -> Each:
+def each_by_task(dask: str, *, processes: bool = False) -> Each:
     """Return a function like `map` that runs each call as a Prefect task, and returns a list.
 
     dask: address of a Dask scheduler, on which a failed call is retried at most twice; "" to use
-        threads.
+        the cores of this machine.
+    processes: without Dask, use processes instead of threads. Processes take seconds to start, but
+        fits of models on threads wait for each other.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
         name = getattr(function, "func", function).__name__.strip("_")
-        call = task(name=name, retries=2 if dask else 0)(lambda value: function(value))
-        with _runner(dask) as runner:
+
+        def alone(value: Any) -> Any:
+            with one_thread():
+                return function(value)
+
+        call = task(name=name, retries=2 if dask else 0)(alone)
+        with _runner(dask, processes) as runner:
             return list(runner.map(call, {"value": list(values)}).result())
 
     return each
 
 
-def _runner(dask: str) -> TaskRunner[Any]:
-    if not dask:
-        return ThreadPoolTaskRunner(max_workers=max(1, int(usable_cores())))
-    from prefect_dask.task_runners import DaskTaskRunner
+def _runner(dask: str, processes: bool) -> TaskRunner[Any]:
+    if dask:
+        from prefect_dask.task_runners import DaskTaskRunner
 
-    runner: TaskRunner[Any] = DaskTaskRunner(address=dask)
-    return runner
+        runner: TaskRunner[Any] = DaskTaskRunner(address=dask)
+        return runner
+    local = ProcessPoolTaskRunner if processes else ThreadPoolTaskRunner
+    return local(max_workers=max(1, int(usable_cores())))
