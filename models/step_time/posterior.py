@@ -56,7 +56,7 @@ class Posterior:
             of the fit.
         spreads: standard deviations of residuals.
         neighbours: {code of a cell: the Gaussian process of the cell's residuals}.
-        scales: {code of a cell: factor for the standard deviations of its predictions}.
+        scales: factors for the standard deviations of predictions (see `residuals.scales`).
     """
 
     reach: dict[float, float]
@@ -87,7 +87,7 @@ class Posterior:
             moved, local = process.posterior(X.features[at], joint=covariance)
             variance[np.ix_(at, at) if covariance else at] += local
             mean[at] += np.clip(moved, low, high)
-            scale[at] = self.scales.get(cell, 1.0)
+            scale[at] = self.scales.get(cell, self.scales.get(float(X.kind[at[0]]), 1.0))
         variance *= np.multiply.outer(scale, scale) if covariance else scale**2
         return Beliefs(mean, variance, noise, linear.times)
 

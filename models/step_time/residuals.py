@@ -5,9 +5,11 @@ computed step seconds. "Spread" in a name means standard deviation.
 """
 
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from ..domain.numeric import Z_90, FloatArray
 from .kernel import GaussianProcess, ResidualCovariance, outlying_factor
@@ -132,21 +134,33 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return factors for the standard deviations of predictions, as {code of a cell: factor}.
+    """Return factors for the standard deviations of predictions, as {code: factor}.
 
-    A cell is a workload in one mode on one kind of device. Only cells that have multi-device rows,
-    but too few to be in `calibrated`, are included. The factor is above 1 if the residuals of the
-    cell's rows are larger than `process` predicts without these rows. Otherwise, it is 1. It is the
-    scale of a Student-t process [Shah et al. 2014] with W - 1 degrees of freedom, where W is the
-    number of cells on the same kind of device.
+    The code is that of a cell (a workload in one mode on one kind of device) with multi-device
+    rows, or that of a kind, for all other cells on the kind. With the factors, 90 % intervals are
+    those of a Student-t process [Shah et al. 2014] with W + 1 degrees of freedom: the spreads were
+    learned from W cells on the kind, and their prior counts as two. Rows of a cell add degrees of
+    freedom. They also widen the intervals if their residuals are larger than `process` predicts
+    without them. The factor is 1 for cells in `calibrated`.
 
     process: the Gaussian process that was fitted to `rows`.
     """
-    inverse, several, found = process.left_out()[0], rows.ranks > 1, {}
+    inverse, several = process.left_out()[0], rows.ranks > 1
     kinds = dict(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
-    for cell in kinds.keys() - calibrated.cells.keys():
+    freedoms = {kind: count + 1 for kind, count in Counter(kinds.values()).items()}
+    found = {kind: _half_width(freedom) for kind, freedom in freedoms.items()}
+    for cell, kind in kinds.items():
+        if cell in calibrated.cells:
+            found[cell] = 1.0
+            continue
         at = np.flatnonzero(several & (rows.cell == cell))
-        freedom, weights = [*kinds.values()].count(kinds[cell]) - 1, process.weights[at]
+        freedom, weights = freedoms[kind], process.weights[at]
         square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
-        found[cell] = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
+        scale = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
+        found[cell] = scale * _half_width(freedom + len(at))
     return found
+
+
+def _half_width(freedom: int) -> float:
+    """Return the half width of Student's t 90 % interval, divided by that of a normal variable."""
+    return float(scipy.special.stdtrit(freedom, 0.95)) / Z_90

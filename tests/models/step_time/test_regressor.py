@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.base import clone
 
 from models.domain.numeric import Z_90
@@ -144,3 +145,16 @@ def test_pilots_that_surprise_widen_the_intervals_of_their_workload(gpus):
     _, covariance, noise = wide.joint(asked)
     together = 2 * Z_90 * np.sqrt(np.diag(covariance) + noise)
     assert together == pytest.approx(widths[1].to_numpy(), rel=0.01)
+
+
+def test_few_workloads_on_a_kind_widen_the_intervals_of_the_next(gpus, without_middle):
+    held = gpus[several_of(gpus)]
+    known = gpus[(gpus["layout"] != "1") & ~gpus.index.isin(held.index)]
+    workloads = known[known["kind"] == held["kind"].iloc[0]]["workload"].nunique()
+    normal = replace(without_middle.posterior, scales={})
+    variances = [
+        np.diag(model.joint(held)[1])
+        for model in (without_middle, replace(without_middle, posterior=normal))
+    ]
+    factor = (stats.t.ppf(0.95, workloads + 1) / Z_90) ** 2
+    assert variances[0] / variances[1] == pytest.approx(np.full(len(held), factor))
