@@ -169,13 +169,16 @@ def drawn_hours(
 
     - one for the uncertainty of the estimated hazard, with the variance `conditions.doubt`
     - one for bunches of interruptions, with the variance
-      `conditions.bunching` x (1 + passing(expected_work_hours)); see interruption_rates.py
+      `conditions.bunching` x (1 + passing(expected_work_hours)) (see interruption_rates.py),
+      increased by 1/n: repeats of n pieces until each succeeds are a sum of geometric variables
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
-    rate = _rate(doubted, shock, conditions, expected_work_hours)
+    expected = _job(expected_work_hours, conditions)
+    repeats = expected.piece / expected.running
+    rate = _rate(doubted, shock, conditions, expected_work_hours, repeats)
     # Quantiles of Poisson variables. A job with a billion interruptions never ends.
     count = np.ceil(pdtrik(number, np.minimum(job.interruptions * rate, 1e9)))
     # The sum of N uniforms is nearly normal(N/2, N/12). Within sqrt(3) standard deviations it lies
@@ -223,16 +226,21 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
 
 
 def _rate(
-    doubted: FloatArray, shock: FloatArray, conditions: Conditions, work_hours: ArrayLike
+    doubted: FloatArray,
+    shock: FloatArray,
+    conditions: Conditions,
+    work_hours: ArrayLike,
+    repeats: ArrayLike = 0.0,
 ) -> FloatArray:
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
     estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
-    are the expected hours of training steps.
+    are the expected hours of training steps. `repeats` is a further variance.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
-    return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, bunching)
+    varying = (1 + bunching) * (1 + np.asarray(repeats)) - 1
+    return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, varying)
 
 
 def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:

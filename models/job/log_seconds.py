@@ -101,6 +101,8 @@ class LogSeconds:
         design = np.hstack(parts)
         unseen = [(0.0, self.member_sd)] * len(members)
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
+        # the priors of groups are for `centre`
+        mean[: len(groups)] += self.slope[0] * (x.mean() - self.centre)
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
             """Return the mean and covariance of all coefficients.

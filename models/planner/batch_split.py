@@ -10,6 +10,7 @@ seconds. All machines finish after tau seconds. Every b_i is rounded to whole sa
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,37 @@ def split_groups(
         samples[active, taker] += given
         left[active] -= given * d[row, taker]
         active = active[~stuck & (left[active] > 0)]
+    _even_out(samples, a, pace, count, devices, np.flatnonzero(possible))
     return np.where(possible[:, None], samples, 0)
+
+
+def _even_out(
+    samples: Wholes, a: FloatArray, pace: FloatArray, count: Wholes, devices: Wholes, rows: IntArray
+) -> None:
+    """Move samples to types with more devices in `rows` of `samples`, while a step gets shorter.
+
+    A machine with many devices cannot take a few samples that are left, so that smaller machines
+    get all of them. The arguments are those of `split_groups`, with `pace` for k.
+    """
+    for giver, taker in permutations(range(samples.shape[1]), 2):
+        d, active = devices[:, [giver, taker]], rows
+        active = active[
+            (d[active, 1] > d[active, 0]) & (count[active][:, [giver, taker]] > 0).all(1)
+        ]
+        active = active[d[active, 1] % d[active, 0] == 0]
+        while len(active):
+            moved = samples[active]
+            moved[:, giver] -= d[active, 1] // d[active, 0]
+            moved[:, taker] += 1
+            before, after = (
+                (a[active] + pace[active] * -(-each // np.maximum(count[active], 1)))
+                for each in (samples[active], moved)
+            )
+            used = count[active] > 0
+            shorter = np.where(used, after, 0).max(1) < np.where(used, before, 0).max(1) - 1e-12
+            shorter &= moved[:, giver] >= count[active, giver]
+            active = active[shorter]
+            samples[active] = moved[shorter]
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:

@@ -62,6 +62,18 @@ def test_drawn_hours_have_the_expected_mean(hazard):
     assert hours.min() >= 3.0
 
 
+def test_the_number_of_interruptions_is_a_sum_of_geometric_numbers():
+    """Two checkpoints divide 9 h into three pieces. A replacement takes far longer than all."""
+    hazard, replacement_hours = 0.2, 50.0
+    hours = drawn(
+        9.0, hazard, 40_000, checkpoint_s=3600 * 1.8, replacement_s=3600 * replacement_hours
+    )
+    count = np.round(hours / (np.expm1(hazard * replacement_hours) / hazard))
+    mean = np.expm1(hazard * (9.0 + 2 * 1.8) / 3)
+    assert count.mean() == pytest.approx(3 * mean, rel=0.02)
+    assert count.var() == pytest.approx(3 * mean * (1 + mean), rel=0.03)
+
+
 @pytest.mark.parametrize(("doubt", "bunching"), [(2.0, 0.0), (0.0, 2.0), (2.0, 2.0)])
 def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(doubt, bunching):
     even, wide = (

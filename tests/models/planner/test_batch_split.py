@@ -38,6 +38,7 @@ def test_no_whole_split_finishes_earlier(lines, total):
         ([(0.1, 0.01)] * 3, 64, (1, 1, 1), (22, 21, 21)),  # the first get the odd samples
         ([(0.0, 0.001), (5.0, 0.001)], 64, (1, 1), None),  # the second would get nothing
         ([(0.0, 0.01)] * 2, 60, (4, 1), (12, 12)),
+        ([(0.0, 0.01)] * 2, 256, (1, 8), (24, 29)),  # eight devices cannot share the last four
         ([(0.0, 0.01)] * 2, 30, (0, 1), None),
     ],
 )
