@@ -212,7 +212,7 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new):
 
 
 @pytest.mark.parametrize(
-    ("command", "heavy"),
+    "command, heavy",
     [
         ("import flows.cli", "pandas numpy pydantic prefect mlflow boto3 torch"),
         (

@@ -72,7 +72,7 @@ def test_where_the_reaper_could_not_look_a_paid_refresh_ends_and_one_that_buys_n
     assert "us-east-1" in err and "backup" in err
 
 
-@pytest.mark.parametrize(("minutes", "refused"), [(59, False), (61, True), (None, True)])
+@pytest.mark.parametrize("minutes, refused", [(59, False), (61, True), (None, True)])
 def test_nothing_is_bought_unless_every_region_was_swept_within_the_hour(
     tmp_path, minutes, refused
 ):

@@ -212,7 +212,7 @@ def test_where_no_rule_holds_no_code_of_the_users_runs(rented):
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    "changed, reason",
     [
         ({"code_sha256": "0" * 64}, "a wrong SHA-256 digest"),
         ({"python": "/opt/none/python3"}, "no /opt/none/python3"),

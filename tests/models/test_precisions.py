@@ -71,7 +71,7 @@ def test_a_precision_that_was_not_measured_is_refused(setup):
 
 
 @pytest.mark.parametrize(
-    ("device", "able"),
+    "device, able",
     [
         ("cpu", ("fp32", "bf16", "fp16")),
         ("T4", ("fp32", "fp16")),

@@ -96,7 +96,7 @@ OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, own_price="o
 
 
 @pytest.mark.parametrize(
-    ("count", "member", "offers", "margin", "expected"),
+    "count, member, offers, margin, expected",
     [
         (2, SPOT, [DEMAND, sold("spot", "b", 1.5), WEST], None, 6.0),
         (1, SPOT, [sold("on-demand", "*", None)], None, None),

@@ -136,7 +136,7 @@ COMPILED = Mode("bf16", "fsdp", "compile+offload")
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "profiled"),
+    "mode, device, profiled",
     [
         (Mode(strategy="fsdp"), "cpu", Mode()),
         (COMPILED, "A10G", Mode("bf16", "ddp", "compile")),
@@ -165,7 +165,7 @@ SINGLE = {
 
 
 @pytest.mark.parametrize(
-    ("stale_days", "again"),
+    "stale_days, again",
     [(None, 0), (1, 3), (-1, 0)],
 )
 def test_stale_setups_come_again(stale_days, again):

@@ -82,7 +82,7 @@ def test_the_value_is_that_of_the_textbook():
 
 
 @pytest.mark.parametrize(
-    ("limit", "p_required", "sd", "expected"),
+    "limit, p_required, sd, expected",
     [(2.2, 0.9, 0.01, 0), (2.2, 0.9, 0.2, 1), (2.2, 0.5, 0.2, 0)],
 )
 def test_the_choice_meets_the_constraint_with_the_required_probability(
@@ -129,7 +129,7 @@ def test_without_a_required_probability_overshooting_is_weighed():
     assert choice(budget(2.2, overshoot_price=5.0), belief([1.0, 1.3], [0.2, 0.01])) == 0
 
 
-@pytest.mark.parametrize(("beyond", "sd"), [(-0.3, 0.2), (0.1, 0.05), (0.5, 0.6)])
+@pytest.mark.parametrize("beyond, sd", [(-0.3, 0.2), (0.1, 0.05), (0.5, 0.6)])
 def test_normal_and_drawn_meetings_agree(beyond, sd):
     drawn = drawn_meeting(np.exp(beyond + sd * ndtri((np.arange(20_000) + 0.5) / 20_000)), 1.0)
     assert np.array(normal_meeting(beyond, sd, 1.0)) == pytest.approx(np.array(drawn), abs=1e-3)

@@ -104,7 +104,7 @@ def test_a_champion_of_other_definitions_counts_as_absent():
 
 
 @pytest.mark.parametrize(
-    ("factor", "high", "is_warned"),
+    "factor, high, is_warned",
     [(1 + LARGE_ERROR - 0.01, 99.0, False), (1.6, 99.0, True), (1.1, 0.0, True)],
 )
 def test_large_errors_and_narrow_intervals_are_warned_about(factor, high, is_warned):

@@ -29,7 +29,7 @@ def found(share=0.0, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "cause", "instance_type"),
+    "changes, cause, instance_type",
     [
         ({}, "compute", "a"),
         (SLOW_NODE, "machine", "a"),

@@ -118,7 +118,7 @@ WHOLE_S = 2 * 600.0 + caps.EC2_START_UP_S
 
 
 @pytest.mark.parametrize(
-    ("est_s", "deadline_s", "left_s", "installs", "expected"),
+    "est_s, deadline_s, left_s, installs, expected",
     [
         (600.0, WHOLE_S, 1e6, False, 150.0),  # a quarter of the launch's seconds
         (600.0, WHOLE_S - 200.0, 1e6, True, 100.0),
@@ -354,7 +354,7 @@ def pair(machine):
 
 
 @pytest.mark.parametrize(
-    ("spent", "at_s", "affords"),
+    "spent, at_s, affords",
     [(0.5, 99.0, True), (0.51, 99.0, False), (0.0, 100.0, False), (0.0, 101.0, False)],
 )
 def test_a_launch_starts_within_the_campaigns_dollars_and_time(monkeypatch, spent, at_s, affords):
@@ -362,7 +362,7 @@ def test_a_launch_starts_within_the_campaigns_dollars_and_time(monkeypatch, spen
     assert Tally(cap_usd=1.0, stop_at=100.0, usd=spent).affords(pair(offer(180.0))) is affords
 
 
-@pytest.mark.parametrize(("spent", "ends_at"), [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
+@pytest.mark.parametrize("spent, ends_at", [(0.0, 10.0 - RELEASE_S), (1.0 - 1e-9, 0.0)])
 def test_a_launch_ends_before_its_dollars_do(monkeypatch, spent, ends_at):
     """Volumes and addresses are spent too."""
     monkeypatch.setattr(caps.time, "monotonic", lambda: 0.0)

@@ -71,7 +71,7 @@ def test_measured_seconds_earlier_predictions_and_the_kind_of_file_change_nothin
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "name, text",
     [
         ("train", TRAIN + "tiny,2xg9.big,1+1,8,-1,0\n"),
         ("train", TRAIN.splitlines()[0] + "\n"),

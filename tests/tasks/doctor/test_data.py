@@ -44,7 +44,7 @@ def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machine
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    "data, says",
     [
         ("s3://nobody/cats", "NoSuchBucket"),
         ("images", "images"),

@@ -79,7 +79,7 @@ def test_tags_are_written_by_exactly_the_calls_that_make_something(calls):
 
 
 @pytest.mark.parametrize(
-    ("key", "action"),
+    "key, action",
     [
         ("leases/r-1/AROA:i-1/out/records/r-1-000.json", "s3:PutObject"),
         ("leases/r-1/AROA:i-1/out/records/a.b_c+d.json", "s3:PutObject"),
@@ -119,7 +119,7 @@ def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it()
 
 
 @pytest.mark.parametrize(
-    ("action", "made"),
+    "action, made",
     [
         ("RunInstances", "instance"),
         ("CreateFleet", "fleet"),

@@ -58,7 +58,7 @@ def test_an_account_that_is_set_up_is_well(aws):
 
 
 @pytest.mark.parametrize(
-    ("action", "code", "check", "word"),
+    "action, code, check, word",
     [
         ("sts:GetCallerIdentity", "ExpiredToken", "identity", "sign in"),
         ("ec2:DescribeRegions", "UnauthorizedOperation", "regions", "ec2:DescribeRegions"),
@@ -83,7 +83,7 @@ def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, action, co
 
 
 @pytest.mark.parametrize(
-    ("action", "check"),
+    "action, check",
     [
         ("pricing:GetProducts", "live prices"),
         ("ec2:DescribeSpotPriceHistory", "live prices"),
@@ -110,7 +110,7 @@ OFF = {"RegionName": "us-east-1", "OptInStatus": "not-opted-in"}
 
 
 @pytest.mark.parametrize(
-    ("method", "answer", "check"),
+    "method, answer, check",
     [
         ("describe_regions", {"Regions": []}, "regions"),
         ("describe_regions", {"Regions": [OFF]}, "regions"),
@@ -145,7 +145,7 @@ def test_a_missing_service_role_comes_with_its_command(aws, examined, code):
     assert examined('markets = ["on-demand"]', "[campaign]", 'market = "on-demand"') == {}
 
 
-@pytest.mark.parametrize(("ahead_s", "found"), [(3, []), (250, ["clock"]), (-250, ["clock"])])
+@pytest.mark.parametrize("ahead_s, found", [(3, []), (250, ["clock"]), (-250, ["clock"])])
 def test_a_wrong_clock_is_found(aws, examined, ahead_s, found):
     aws.s3.skew_s = -ahead_s
     assert list(examined()) == found

@@ -121,7 +121,7 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
 
 
 @pytest.mark.parametrize(
-    ("first", "timeout_s"),
+    "first, timeout_s",
     [
         ("import time; time.sleep(60)", 3),
         ("os.kill(os.getpid(), 9)", 60),

@@ -150,7 +150,7 @@ UNSOUND = {
 }
 
 
-@pytest.mark.parametrize(("named", "text"), UNSOUND.items(), ids=list(UNSOUND))
+@pytest.mark.parametrize("named, text", UNSOUND.items(), ids=list(UNSOUND))
 def test_an_unsound_record_is_set_aside_and_stops_no_other(here, named, text):
     write(here, "node-1/records/c.json", text)
     loaded = load(here)

@@ -141,7 +141,7 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("region", "ec2", "usd_per_gb"),
+    "region, ec2, usd_per_gb",
     [
         (REGION, {}, 0.0),
         (REGION, {"subnets": "private"}, 0.093),
@@ -156,7 +156,7 @@ def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, 
     assert plan.download_usd == pytest.approx(2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
 
 
-@pytest.mark.parametrize(("volume_gib", "fits"), [(50, False), (51, True)])
+@pytest.mark.parametrize("volume_gib, fits", [(50, False), (51, True)])
 def test_a_volume_that_cannot_hold_image_and_data_is_refused_before_anything_is_bought(
     carrier, monkeypatch, s3, volume_gib, fits
 ):

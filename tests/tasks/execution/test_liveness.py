@@ -22,7 +22,7 @@ def how(leaving_s=None, **changes):
 
 
 @pytest.mark.parametrize(
-    ("leaving_s", "changes", "expected"),
+    "leaving_s, changes, expected",
     [
         (None, {}, "replace"),
         (None, {"seconds": 105.0}, "give up"),

@@ -44,7 +44,7 @@ def test_unsound_links_leave_machines_as_they_come(changes):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "addresses", "matter"),
+    "nodes, addresses, matter",
     [(4, 4, True), (3, 4, False), (3, 3, False), (16, 16, True), (17, 17, False), (4, 1, False)],
 )
 def test_links_are_measured_if_there_are_orders_to_choose_from(nodes, addresses, matter):

@@ -249,7 +249,7 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_p
     assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
 
 
-@pytest.mark.parametrize(("got_usd", "measured"), [(3.6, 1), (36.0, 0)])
+@pytest.mark.parametrize("got_usd, measured", [(3.6, 1), (36.0, 0)])
 def test_on_dearer_machines_than_requested_the_money_ends_sooner(tmp_path, got_usd, measured):
     def dearer(cluster):
         cluster.cluster = Cluster.of((2, offer(got_usd)))

@@ -137,7 +137,7 @@ def measure(here, times):
     return reads.training_frames(here.warehouse, "local")
 
 
-@pytest.mark.parametrize(("times", "failures"), [(1.0, 0), (100.0, 2)])
+@pytest.mark.parametrize("times, failures", [(1.0, 0), (100.0, 2)])
 def test_promises_are_judged_once_by_runs_measured_since(published, times, failures):
     nothing = reads.training_frames(published.warehouse, "local")
     assert judge_promises(published, nothing, "refresh-2", NOON + DAY) == 0

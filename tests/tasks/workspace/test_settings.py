@@ -51,7 +51,7 @@ TINY = "workloads.tiny"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key"),
+    "old, new, key",
     [
         ("[campaign]", "[campain]", "campain"),
         ('"cheapest" }', '"cheapest", hours = 2 }', f"{TINY}.goals.0"),
@@ -82,7 +82,7 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(project, old, new, key):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "key"),
+    "name, value, key",
     [
         ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
         ("SRIFT_CAMPAIGN", "cheap", "campaign"),
@@ -156,7 +156,7 @@ def test_a_workload_without_an_entrypoint_is_imported(project):
 
 
 @pytest.mark.parametrize(
-    ("provider", "max_usd", "bucket", "allowed"),
+    "provider, max_usd, bucket, allowed",
     [
         ("ec2", None, True, False),
         ("ec2", 3.0, False, False),

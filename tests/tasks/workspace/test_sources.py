@@ -55,7 +55,7 @@ def test_another_setting_is_another_workload(project, change):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    "name, changes",
     [
         ("config.json", True),
         ("train/new.py", True),
@@ -117,7 +117,7 @@ def assert_refused(project):
         settings(project)
 
 
-@pytest.mark.parametrize(("limit", "most"), [("MAX_BYTES", 10), ("MAX_FILES", 2)])
+@pytest.mark.parametrize("limit, most", [("MAX_BYTES", 10), ("MAX_FILES", 2)])
 def test_too_much_code_is_refused(project, monkeypatch, limit, most):
     monkeypatch.setattr(sources, limit, most)
     assert_refused(project)

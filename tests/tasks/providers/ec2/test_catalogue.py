@@ -56,7 +56,7 @@ EIGHTH = gpus(Count=0, GpuPartitionSize=0.125, Name="L4", MemoryInfo={"SizeInMiB
 
 
 @pytest.mark.parametrize(
-    ("changed", "device"),
+    "changed, device",
     [
         ({}, (1, "T4", 16.0, 8.1)),
         ({"GpuInfo": {}}, (1, "cpu", 32.0, None)),
@@ -74,7 +74,7 @@ def test_a_machine_is_what_its_devices_are(changed, device):
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "most"),
+    "device, precision, most",
     [
         ("t4", "fp32", 8.1),  # it has no TF32
         ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless set otherwise
@@ -88,7 +88,7 @@ def test_what_a_device_cannot_exceed_depends_on_the_precision(device, precision,
 
 
 @pytest.mark.parametrize(
-    ("network", "attached", "gbps"),
+    "network, attached, gbps",
     [
         (cards(100.0, 100.0, stated="2x 100 Gigabit"), (0, 1), 200.0),
         (cards(400.0, 400.0, stated="400 Gigabit"), (0, 1), 400.0),
@@ -110,7 +110,7 @@ def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network):
 
 
 @pytest.mark.parametrize(
-    ("patterns", "kept"),
+    "patterns, kept",
     [
         (("gpu",), {"g9.2xlarge", "p9.huge"}),
         (("p*",), {"p9.huge"}),
@@ -148,7 +148,7 @@ def test_processors_run_any_image_and_arm_none():
 
 
 @pytest.mark.parametrize(
-    ("name", "market", "code"),
+    "name, market, code",
     [
         ("gr6f.4xlarge", "spot", "L-3819A6DF"),
         ("p5.48xlarge", "spot", "L-C4BD4855"),

@@ -104,7 +104,7 @@ def test_a_gang_that_comes_short_or_never_runs_is_given_back(home, aws, trouble)
 
 
 @pytest.mark.parametrize(
-    ("terms", "usd"),
+    "terms, usd",
     [
         ({"discounts": {"g4dn.*": {"spot": 0.25}}}, 0.75 * SPOT_USD["c"]),
         ({"prices": {"g4dn.12xlarge": {"spot_usd_per_hour": 0.6}}}, 0.6),
@@ -155,7 +155,7 @@ def test_a_fleet_that_fails_for_good_ends_the_launch(home, aws):
 
 
 @pytest.mark.parametrize(
-    ("action", "code"),
+    "action, code",
     [
         ("ec2:RevokeSecurityGroupEgress", "InvalidGroup.NotFound"),
         ("ec2:CreateFleet", "InvalidPlacementGroup.Unknown"),

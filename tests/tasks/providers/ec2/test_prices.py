@@ -28,7 +28,7 @@ def test_of_two_list_prices_the_higher_counts_and_other_units_do_not():
 
 
 @pytest.mark.parametrize(
-    ("text", "usd"), [("0.526", 0.526), ("0", None), ("-1", None), (None, None), ("nan", None)]
+    "text, usd", [("0.526", 0.526), ("0", None), ("-1", None), (None, None), ("nan", None)]
 )
 def test_a_price_is_positive_or_unknown(text, usd):
     assert prices.known_price(text) == usd
@@ -72,7 +72,7 @@ def of(name, market="on-demand", usd=1.0, region="us-east-1"):
 
 
 @pytest.mark.parametrize(
-    ("public", "usd", "says"),
+    "public, usd, says",
     [
         (of("s1.small"), 0.5, "[ec2.prices]"),  # a fixed price comes first
         (of("s1.small", usd=None), 0.5, "[ec2.prices]"),  # and makes an unknown one known

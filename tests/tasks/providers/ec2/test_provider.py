@@ -63,7 +63,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
 
 
 @pytest.mark.parametrize(
-    ("action", "code", "says"),
+    "action, code, says",
     [
         ("pricing:GetProducts", "AccessDeniedException", "--print-policies"),
         ("ec2:DescribeInstanceTypes", "OptInRequired", "[ec2] regions"),
@@ -79,7 +79,7 @@ def test_a_refusal_names_action_code_and_fix_and_no_secret(aws, action, code, sa
     assert refused.value.__cause__ is None and refused.value.__suppress_context__
 
 
-@pytest.mark.parametrize(("profile", "says"), [("", "AWS_PROFILE"), ("me", "ProfileNotFound")])
+@pytest.mark.parametrize("profile, says", [("", "AWS_PROFILE"), ("me", "ProfileNotFound")])
 def test_without_credentials_it_has_the_package(monkeypatch, profile, says):
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
@@ -115,7 +115,7 @@ BODY = {"spot_advisor": {"us-east-1": {}}}
 
 
 @pytest.mark.parametrize(
-    ("opened", "endpoint", "found"),
+    "opened, endpoint, found",
     [
         (lambda *_, **__: io.BytesIO(json.dumps(BODY).encode()), "", BODY),
         (lambda *_, **__: io.BytesIO(b"<html>"), "", {}),

@@ -211,7 +211,7 @@ def ended_hours(home, usd):
     return (ended.usd or 0.0) / (2 * usd)
 
 
-@pytest.mark.parametrize(("forgotten", "over"), [(False, 1.05), (True, 1.25)])
+@pytest.mark.parametrize("forgotten, over", [(False, 1.05), (True, 1.25)])
 def test_a_dead_controllers_machines_cost_until_their_own_end(home, left, aws, forgotten, over):
     for machine in aws.alive():
         machine.deaf = False

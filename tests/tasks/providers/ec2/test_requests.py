@@ -94,7 +94,7 @@ def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster):
 
 
 @pytest.mark.parametrize(
-    ("cards", "expected"),
+    "cards, expected",
     [
         ((0,), [(0, 0, "efa")]),
         (

@@ -59,7 +59,7 @@ def test_a_type_larger_than_the_machine_is_left_out_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("names", "fits"), [(["part"] * 4, True), (["part"] * 5, False), (["whole", "whole"], False)]
+    "names, fits", [(["part"] * 4, True), (["part"] * 5, False), (["whole", "whole"], False)]
 )
 def test_shares_add_up_to_the_cores_less_a_quarter(names, fits):
     assert (machine().fits(of(machine(), *names)) == "") is fits

@@ -84,7 +84,7 @@ def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mount", "reason"),
+    "mount, reason",
     [
         ("cgroup /proc cgroup rw,cpu 0 0", "/proc: "),
         ("tmpfs / tmpfs rw 0 0", "no cgroup hierarchy"),
