@@ -91,8 +91,10 @@ class Home:
         """Two groups: two machines of one type, one of another."""
         return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
 
-    def acquire(self, cluster, lease_id="r-1", deadline_s=1800.0):
-        return self.provider.acquire(cluster, lease_id=lease_id, deadline_s=deadline_s, seed=1)
+    def acquire(self, cluster=None, lease_id="r-1", deadline_s=1800.0):
+        return self.provider.acquire(
+            cluster or self.two(), lease_id=lease_id, deadline_s=deadline_s, seed=1
+        )
 
     def reap(self):
         return self.provider.reap(self.world.now)

@@ -8,7 +8,7 @@ import base64
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from botocore.exceptions import ClientError, ReadTimeoutError
 
@@ -17,8 +17,8 @@ from tasks.providers.ec2.errors import code_of, kind_of
 from tests import aws_model
 from tests.fake_ec2_account import ANSWERS, Account, client_error, matches
 from tests.fake_s3 import FakeS3
+from tests.warehouse.builders import NOON
 
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 KILLED, SILENT = "(the controller is killed)", "(no answer comes)"
 
 

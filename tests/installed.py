@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -33,9 +32,8 @@ from tasks.workspace.sources import Source
 from tasks.workspace.workspace import Workspace
 from tests.models.planning import cores_fit
 from tests.models.synthetic import TYPES, World
-from tests.warehouse.builders import fresh
+from tests.warehouse.builders import NOON, fresh
 
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USD = {"s.small": 0.030, "s.medium": 0.055, "n.medium": 0.078, "s.large": 0.125, "s.whole": 0.175}
 SAMPLES = {"conv": 200_000, "lm": 100_000}
 BATCH = {"conv": 48, "lm": 24}

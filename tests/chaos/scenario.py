@@ -19,20 +19,12 @@ FREQUENT = (
     "disk:lease",
     "",
 )
-STEPS = (
-    "ec2:create_fleet",
-    "ec2:create_fleet",
-    "ec2:terminate_instances",
-    "ec2:create_security_group",
-    "ec2:create_launch_template",
-    "ec2:create_placement_group",
-    "ec2:describe_subnets",
-    "disk:forget",
-    "disk:mailbox",
-    "warehouse:begin",
-    "warehouse:commit",
-    *FREQUENT,
-)
+SELDOM = """
+ec2:create_fleet ec2:create_fleet ec2:terminate_instances ec2:create_security_group
+ec2:create_launch_template ec2:create_placement_group ec2:describe_subnets
+disk:forget disk:mailbox warehouse:begin warehouse:commit
+"""
+STEPS = (*SELDOM.split(), *FREQUENT)
 
 
 def choose(world, rng, **values):
@@ -145,15 +137,10 @@ _NOT_FOUND_YET = (
     ("ec2:CreateFleet", "InvalidPlacementGroup.Unknown"),
     ("ec2:CreateFleet", "InvalidLaunchTemplateName.NotFoundException"),
 )
-_LAUNCHING = (
-    "ec2:CreateFleet",
-    "ec2:CreateFleet",
-    "ec2:DescribeInstances",
-    "ec2:CreateSecurityGroup",
-    "ec2:CreateLaunchTemplate",
-    "ec2:DescribeSubnets",
-    "iam:GetInstanceProfile",
-)
+_LAUNCHING = """
+ec2:CreateFleet ec2:CreateFleet ec2:DescribeInstances ec2:CreateSecurityGroup
+ec2:CreateLaunchTemplate ec2:DescribeSubnets iam:GetInstanceProfile
+"""
 _FLEET, _END, _LOOK = ["ec2:CreateFleet"], ["ec2:TerminateInstances"], ["ec2:DescribeInstances"]
 _ENDING = ["InternalError", "RequestLimitExceeded", SILENT, "UnauthorizedOperation"]
 _QUOTA = ["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "VcpuLimitExceeded"]
@@ -169,7 +156,7 @@ KINDS = {
     "throttling": (
         partial(
             refuse,
-            actions=_LAUNCHING,
+            actions=_LAUNCHING.split(),
             codes=_THROTTLED,
             most=4,
             times=(1, 2, 3, 4, 7),

@@ -72,30 +72,30 @@ def test_every_command_and_option_has_help_and_json():
         assert all(one.name == "help" or one.help for one in command.params), name
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "recommend convv --deadline 2h",
-        "recommend conv --deadline 2h --budget 3",
-        "recommend conv --deadline 0h",
-        "recommend --deadline 2h",
-        "recommend --deadline 2h --transformer missing.json",
-        "recommend conv --deadline 2h --transformer missing.json",
-        "recommend conv --deadline 2h --tokens few",
-        "recommend conv --deadline 2h --tokens 2B",
-        "recommend conv --deadline 2h --tokens 2B --samples 3",
-        "recommend conv --budget 0",
-        "recommend conv --budget inf",
-        "recommend conv --deadline 2h --p-required 90",
-        "size convv",
-        "size conv --batch 0",
-        "refresh --max-usd -1",
-        "forget",
-        "forget abcd --list",
-        "backtest rows.csv",
-        "table ln",
-    ],
-)
+MISUSE = """
+recommend convv --deadline 2h
+recommend conv --deadline 2h --budget 3
+recommend conv --deadline 0h
+recommend --deadline 2h
+recommend --deadline 2h --transformer missing.json
+recommend conv --deadline 2h --transformer missing.json
+recommend conv --deadline 2h --tokens few
+recommend conv --deadline 2h --tokens 2B
+recommend conv --deadline 2h --tokens 2B --samples 3
+recommend conv --budget 0
+recommend conv --budget inf
+recommend conv --deadline 2h --p-required 90
+size convv
+size conv --batch 0
+refresh --max-usd -1
+forget
+forget abcd --list
+backtest rows.csv
+table ln
+"""
+
+
+@pytest.mark.parametrize("words", MISUSE.strip().splitlines())
 def test_misuse_exits_2(used, monkeypatch, words):
     without_a_server(monkeypatch)
     assert_fails(srift(*words.split()), 2)

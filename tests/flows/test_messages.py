@@ -20,27 +20,27 @@ from tests.installed import NOON, DescribedMachines, write_project
 from tests.warehouse.builders import INFEASIBLE, recommendation
 
 STORED = Path(__file__).with_name("messages.txt")
-COMMANDS = (
-    "table",
-    "recommend conv --deadline 2h",
-    "recommend conv",
-    "recommend conv --deadline soon",
-    "recommend convv --deadline 2h --provider local",
-    "refresh --provider ec2",
-    "refresh --provider ec2 --max-usd 5",
-    "refresh --dry-run --provider moon",
-    "measure convv --dry-run",
-    "size conv",
-    "import",
-    "import none.csv",
-    "forget --list",
-    "reap",
-    "check lm2",
-    "restore",
-    "status",
-    "spend",
-    "recommend resnet50-imagenet --deadline 2h --provider local",
-)
+COMMANDS = """
+table
+recommend conv --deadline 2h
+recommend conv
+recommend conv --deadline soon
+recommend convv --deadline 2h --provider local
+refresh --provider ec2
+refresh --provider ec2 --max-usd 5
+refresh --dry-run --provider moon
+measure convv --dry-run
+size conv
+import
+import none.csv
+forget --list
+reap
+check lm2
+restore
+status
+spend
+recommend resnet50-imagenet --deadline 2h --provider local
+"""
 
 
 def answers():
@@ -78,7 +78,7 @@ def transcript(folder, patch):
     patch.setenv("SRIFT_HOME", str(folder / "state"))
     write_project(folder)
     parts = []
-    for command in COMMANDS:
+    for command in COMMANDS.strip().splitlines():
         result = CliRunner().invoke(app, shlex.split(command))
         parts.append(f"$ srift {command}\n[{result.exit_code}] {result.output}")
     with redirect_stdout(StringIO()) as shown:

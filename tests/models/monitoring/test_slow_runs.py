@@ -29,30 +29,30 @@ def found(share=0.0, **changes):
 
 
 @pytest.mark.parametrize(
-    "changes, cause, instance_type",
+    "changes, cause",
     [
-        ({}, "compute", "a"),
-        (SLOW_NODE, "machine", "a"),
-        (SLOW_NODE | {"step_spread": 0.5}, "compute", "a"),
-        ({"rank_compute_s": [1.0, 1.05, 1.0]}, "compute", "a"),
-        (SLOW_NODE | {"taken_share": 0.43}, "host", ""),
-        (SLOW_NODE | {"taken_share": 0.09}, "machine", "a"),
-        (SLOW_NODE | {"slowness": 1.3, "usual_spread": 0.05}, "speed", ""),
-        ({"slowness": 1.08, "usual_spread": None}, "compute", "a"),
-        ({"sync_s": 0.5}, "link", ""),
-        ({"share": 0.5}, "input", ""),
-        ({"input_s": 0.75, "loader_workers": 2}, "input", ""),
-        ({"share": 0.5, "input_s": 0.1, "loader_workers": 2}, "compute", "a"),
-        (MIXED | {"rank_compute_s": [2.0, 1.0, 1.0]}, "compute", ""),
-        (MIXED | {"rank_compute_s": [2.0, 1.0, 1.3]}, "machine", "b"),
-        ({"cluster": "2xa", "layout": "2", "rank_compute_s": [1, 1.5, 1, 1]}, "machine", "a"),
-        ({"rank_compute_s": None}, "compute", "a"),
-        ({"sync_s": None}, "compute", "a"),
+        ({}, "compute a"),
+        (SLOW_NODE, "machine a"),
+        (SLOW_NODE | {"step_spread": 0.5}, "compute a"),
+        ({"rank_compute_s": [1.0, 1.05, 1.0]}, "compute a"),
+        (SLOW_NODE | {"taken_share": 0.43}, "host"),
+        (SLOW_NODE | {"taken_share": 0.09}, "machine a"),
+        (SLOW_NODE | {"slowness": 1.3, "usual_spread": 0.05}, "speed"),
+        ({"slowness": 1.08, "usual_spread": None}, "compute a"),
+        ({"sync_s": 0.5}, "link"),
+        ({"share": 0.5}, "input"),
+        ({"input_s": 0.75, "loader_workers": 2}, "input"),
+        ({"share": 0.5, "input_s": 0.1, "loader_workers": 2}, "compute a"),
+        (MIXED | {"rank_compute_s": [2.0, 1.0, 1.0]}, "compute"),
+        (MIXED | {"rank_compute_s": [2.0, 1.0, 1.3]}, "machine b"),
+        ({"cluster": "2xa", "layout": "2", "rank_compute_s": [1, 1.5, 1, 1]}, "machine a"),
+        ({"rank_compute_s": None}, "compute a"),
+        ({"sync_s": None}, "compute a"),
     ],
 )
-def test_the_cause_is_the_part_of_the_step_that_is_longer(changes, cause, instance_type):
+def test_the_cause_is_the_part_of_the_step_that_is_longer(changes, cause):
     (row,) = found(**changes)
-    assert (row["cause"], row["instance_type"]) == (cause, instance_type)
+    assert f"{row['cause']} {row['instance_type']}".strip() == cause
     assert "50%" in sentence(row)
 
 

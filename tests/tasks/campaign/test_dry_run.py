@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from typer.testing import CliRunner
@@ -23,10 +23,10 @@ from tasks.providers.ec2.settings import Ec2
 from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
 from tests.ec2_home import worst_usd
-from tests.fake_ec2 import FakeAws
+from tests.fake_ec2 import NOON, FakeAws
 from tests.fakes import offer
 
-NOW, REGION = datetime(2026, 11, 20, 12, tzinfo=UTC), "us-east-1"
+REGION = "us-east-1"
 MAKES = {"ec2:CreateSecurityGroup", "ec2:CreateLaunchTemplate", "ec2:CreateFleet"}
 
 
@@ -80,7 +80,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
 
 def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_screen(here, capsys):
     launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
-    dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOW)
+    dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOON)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
     print_launches(rows)
@@ -113,16 +113,16 @@ def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price():
 def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkeypatch):
     item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
-    before_s = dry_run.planned(here, [one], offers(), tally(5.0), NOW)[0]["deadline_s"]
+    before_s = dry_run.planned(here, [one], offers(), tally(5.0), NOON)[0]["deadline_s"]
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
     monkeypatch.setattr(execution_data, "download_usd", lambda *_, **__: 1.5)
     file = here.settings.root / "srift.toml"
     file.write_text(file.read_text().replace("samples", 'data = "s3://photos/cats"\nsamples'))
     aws = FakeAws()
     aws.s3.buckets.add("photos")
-    aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOW)
+    aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
     workspace = open_workspace("ec2")
-    (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOW, aws.clients)
+    (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOON, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
     assert any("123 days old" in each for each in row["said"])

@@ -1,7 +1,6 @@
 """The step times of the package: loaded once, and never beside one's own of a workload."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pandas as pd
 import pytest
@@ -25,11 +24,10 @@ from tasks.data_files.public import (
 from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import write
+from tests.warehouse.builders import NOON, write
 from warehouse.append import note_workloads
 from warehouse.reads import mart, measured_workloads
 
-NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "resnet50-imagenet"
 
 

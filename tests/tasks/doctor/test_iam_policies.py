@@ -78,24 +78,26 @@ def test_tags_are_written_by_exactly_the_calls_that_make_something(calls):
     assert tag["aws:RequestTag/srift:deployment"] == "ours"
 
 
-@pytest.mark.parametrize(
-    "key, action",
-    [
-        ("leases/r-1/AROA:i-1/out/records/r-1-000.json", "s3:PutObject"),
-        ("leases/r-1/AROA:i-1/out/records/a.b_c+d.json", "s3:PutObject"),
-        ("leases/r-1/AROA:i-1/in/plan.json", "s3:GetObject"),
-        ("data/abcd/cats/1.jpg", "s3:GetObject"),
-        ("code/x.tar.gz", "s3:GetObject"),
-        ("leases/r-1/AROA:i-2/out/x.json", ""),
-        ("leases/r-1/AROA:i-2/out/AROA:i-1/out/x.json", ""),
-        ("leases/r-1/AROA:i-2/out/records/AROA:i-1/out/x.json", ""),
-        ("leases/r-1/AROA:i-2/in/AROA:i-1/out/plan.json", ""),
-        ("database/x", ""),
-    ],
-)
+# Each key below the prefix, and what a machine may do with it.
+KEYS = """
+leases/r-1/AROA:i-1/out/records/r-1-000.json s3:PutObject
+leases/r-1/AROA:i-1/out/records/a.b_c+d.json s3:PutObject
+leases/r-1/AROA:i-1/in/plan.json s3:GetObject
+data/abcd/cats/1.jpg s3:GetObject
+code/x.tar.gz s3:GetObject
+leases/r-1/AROA:i-2/out/x.json
+leases/r-1/AROA:i-2/out/AROA:i-1/out/x.json
+leases/r-1/AROA:i-2/out/records/AROA:i-1/out/x.json
+leases/r-1/AROA:i-2/in/AROA:i-1/out/plan.json
+database/x
+"""
+
+
+@pytest.mark.parametrize("row", KEYS.strip().splitlines())
 def test_a_machine_reads_its_orders_and_writes_its_folder_though_a_star_of_iam_spans_slashes(
-    key, action
+    row,
 ):
+    key, _, action = row.partition(" ")
     node, resource = POLICIES["node-policy"]["Statement"], f"arn:aws:s3:::mine-1/team/srift/{key}"
     for each in ("s3:GetObject", "s3:PutObject"):
         assert allows(node, each, resource, "AROA:i-1") is (each == action)
@@ -134,10 +136,13 @@ def test_what_is_made_carries_our_tag(action, made):
     assert MADE_OURS in conditions and all(one in (OURS, MADE_OURS) for one in conditions)
 
 
-@pytest.mark.parametrize("action", [
-    "TerminateInstances", "DeleteSecurityGroup", "DeleteLaunchTemplate", "DeletePlacementGroup",
-    "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupEgress",
-])  # fmt: skip
+ENDS_OR_CHANGES = """
+TerminateInstances DeleteSecurityGroup DeleteLaunchTemplate DeletePlacementGroup
+AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress RevokeSecurityGroupEgress
+"""
+
+
+@pytest.mark.parametrize("action", ENDS_OR_CHANGES.split())
 def test_nothing_is_ended_or_changed_that_does_not_carry_our_tag(action):
     (only,) = of_action(f"ec2:{action}")
     assert only["Condition"] == OURS

@@ -57,23 +57,27 @@ def test_an_account_that_is_set_up_is_well(aws):
     refuse_unless_well(settings, "ec2", 5.0)
 
 
-@pytest.mark.parametrize(
-    "action, code, check, word",
-    [
-        ("sts:GetCallerIdentity", "ExpiredToken", "identity", "sign in"),
-        ("ec2:DescribeRegions", "UnauthorizedOperation", "regions", "ec2:DescribeRegions"),
-        ("s3:GetBucketLocation", "NoSuchBucket", "bucket", "[ec2] bucket"),
-        ("s3:GetBucketLocation", "AccessDenied", "bucket", "s3:GetBucketLocation"),
-        ("s3:PutObject", "AccessDenied", "bucket can be used", "s3:PutObject"),
-        ("s3:GetObject", "AccessDenied", "bucket can be used", "s3:GetObject"),
-        ("s3:ListBucket", "AccessDenied", "bucket can be used", "s3:ListBucket"),
-        ("iam:GetInstanceProfile", "NoSuchEntity", LAUNCHES, "instance_profile"),
-        ("ssm:GetParameter", "ParameterNotFound", LAUNCHES, "ami_parameter"),
-        ("ec2:DescribeSubnets", "UnauthorizedOperation", LAUNCHES, "ec2:DescribeSubnets"),
-        *((action, "UnauthorizedOperation", PERMISSIONS, action) for action in DRY),
-    ],
-)
-def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, action, code, check, word):
+REFUSALS = """
+sts:GetCallerIdentity, ExpiredToken, identity, sign in
+ec2:DescribeRegions, UnauthorizedOperation, regions, ec2:DescribeRegions
+s3:GetBucketLocation, NoSuchBucket, bucket, [ec2] bucket
+s3:GetBucketLocation, AccessDenied, bucket, s3:GetBucketLocation
+s3:PutObject, AccessDenied, bucket can be used, s3:PutObject
+s3:GetObject, AccessDenied, bucket can be used, s3:GetObject
+s3:ListBucket, AccessDenied, bucket can be used, s3:ListBucket
+iam:GetInstanceProfile, NoSuchEntity, launches in us-east-1, instance_profile
+ssm:GetParameter, ParameterNotFound, launches in us-east-1, ami_parameter
+ec2:DescribeSubnets, UnauthorizedOperation, launches in us-east-1, ec2:DescribeSubnets
+ec2:CreateFleet, UnauthorizedOperation, permissions in us-east-1, ec2:CreateFleet
+ec2:CreateLaunchTemplate, UnauthorizedOperation, permissions in us-east-1, ec2:CreateLaunchTemplate
+ec2:CreateSecurityGroup, UnauthorizedOperation, permissions in us-east-1, ec2:CreateSecurityGroup
+ec2:CreatePlacementGroup, UnauthorizedOperation, permissions in us-east-1, ec2:CreatePlacementGroup
+"""
+
+
+@pytest.mark.parametrize("row", REFUSALS.strip().splitlines())
+def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, row):
+    action, code, check, word = row.split(", ")
     aws.fails(action, code, times=99)
     found = examined()
     assert list(found) == [check] and word in found[check]

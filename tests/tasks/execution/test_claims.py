@@ -3,7 +3,7 @@
 import importlib
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from socket import gethostname
 from types import SimpleNamespace
 
@@ -109,11 +109,13 @@ def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(claimed, monk
 
 def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team):
     here, other, _ = team
-    claim(here, "r-1", 6.0, datetime(2026, 10, 31, 20, 0, tzinfo=UTC))  # ends in October
-    claim(here, "r-2", 3.0, datetime(2026, 10, 31, 23, 0, tzinfo=UTC))  # may reach into November
-    assert left(other, datetime(2026, 10, 31, 23, 30, tzinfo=UTC)) == 1.0
-    assert left(other, datetime(2026, 11, 1, 0, 30, tzinfo=UTC)) == 7.0
-    assert left(other, datetime(2026, 12, 1, 0, 30, tzinfo=UTC)) == 10.0
+    november = datetime(2026, 11, 1, tzinfo=UTC)
+    hour = timedelta(hours=1)
+    claim(here, "r-1", 6.0, november - 4 * hour)  # ends in October
+    claim(here, "r-2", 3.0, november - hour)  # may reach into November
+    assert left(other, november - hour / 2) == 1.0
+    assert left(other, november + hour / 2) == 7.0
+    assert left(other, november + 30 * 24 * hour) == 10.0
 
 
 def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(team, monkeypatch):

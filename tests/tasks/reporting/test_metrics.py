@@ -1,12 +1,10 @@
 """Figures for Prometheus: first choices by goal, and moments; unknown values are left out."""
 
-from datetime import UTC, datetime
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.reporting.metrics import write_metrics
+from tests.warehouse.builders import NOON
 
-NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 UNKNOWN = dict.fromkeys(
     ["constraint_hours", "constraint_usd", "p_meets_constraint", "newest_measurement_at"]
 )

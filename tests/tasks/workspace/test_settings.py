@@ -47,34 +47,33 @@ def with_section(project, section):
     rewrite(project, "[campaign]", f"{section}\n[campaign]")
 
 
-TINY = "workloads.tiny"
+# Old text, new text, and the key that is named.
+WRONG = r"""
+[campaign] => [campain] => campain
+"cheapest" } => "cheapest", hours = 2 } => workloads.tiny.goals.0
+"cheapest" } => "cheapest" }, { goal = "cheapest" } => workloads.tiny
+[campaign] => root = "/elsewhere"\n[campaign] => root
+[campaign] => [campaign => TOML
+tiny.py:build => tinny.py:build => 'tiny.py'
+tiny.py:build => tiny.py => workloads.tiny.entrypoint
+"lc.small" => "lc small" => lc small
+[workloads.tiny] => [workloads."a b"] => a b
+global_batch = 16 => global_batch = [16, 8] => workloads.tiny
+samples => precisions = ["bf61"]\nsamples => 'bf16'
+samples => precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples => fp16
+samples => switches = ["offload"]\nsamples => offload
+samples => arguments = { data = "x" }\ndata = "photos"\nsamples => data
+samples => env = { LD_PRELOAD = "x" }\nsamples => LD_PRELOAD
+entrypoint = "tiny.py:build" => requirements = "r.txt" => requirements
+[campaign] => [ec2]\nbucket = "s3://mine/there"\n[campaign] => ec2.bucket
+[campaign] => [shared]\nhost = "db"\ndata = "gs://b"\n[campaign] => shared.data
+[campaign] => [shared]\npassword = "secret"\n[campaign] => shared.password
+"""
 
 
-@pytest.mark.parametrize(
-    "old, new, key",
-    [
-        ("[campaign]", "[campain]", "campain"),
-        ('"cheapest" }', '"cheapest", hours = 2 }', f"{TINY}.goals.0"),
-        ('"cheapest" }', '"cheapest" }, { goal = "cheapest" }', TINY),
-        ("[campaign]", 'root = "/elsewhere"\n[campaign]', "root"),
-        ("[campaign]", "[campaign", "TOML"),
-        ("tiny.py:build", "tinny.py:build", "'tiny.py'"),
-        ("tiny.py:build", "tiny.py", f"{TINY}.entrypoint"),
-        ('"lc.small"', '"lc small"', "lc small"),
-        ("[workloads.tiny]", '[workloads."a b"]', "a b"),
-        ("global_batch = 16", "global_batch = [16, 8]", TINY),
-        ("samples", 'precisions = ["bf61"]\nsamples', "'bf16'"),
-        ("samples", 'precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples', "fp16"),
-        ("samples", 'switches = ["offload"]\nsamples', "offload"),
-        ("samples", 'arguments = { data = "x" }\ndata = "photos"\nsamples', "data"),
-        ("samples", 'env = { LD_PRELOAD = "x" }\nsamples', "LD_PRELOAD"),
-        ('entrypoint = "tiny.py:build"', 'requirements = "r.txt"', "requirements"),
-        ("[campaign]", '[ec2]\nbucket = "s3://mine/there"\n[campaign]', "ec2.bucket"),
-        ("[campaign]", '[shared]\nhost = "db"\ndata = "gs://b"\n[campaign]', "shared.data"),
-        ("[campaign]", '[shared]\npassword = "secret"\n[campaign]', "shared.password"),
-    ],
-)
-def test_a_wrong_file_is_refused_and_the_key_is_named(project, old, new, key):
+@pytest.mark.parametrize("row", WRONG.strip().splitlines())
+def test_a_wrong_file_is_refused_and_the_key_is_named(project, row):
+    old, new, key = row.replace(r"\n", "\n").split(" => ")
     rewrite(project, old, new)
     with pytest.raises(SettingsError) as refused:
         load_settings()

@@ -16,5 +16,5 @@ def aws(home):
 @pytest.fixture
 def running(home):
     """Two machines of lease r-1."""
-    with home.acquire(home.two()) as cluster:
+    with home.acquire() as cluster:
         yield cluster

@@ -124,7 +124,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypa
             ended_first.append(not aws.alive())
         return listed(self, **words)
 
-    with home.acquire(home.two()) as running:
+    with home.acquire() as running:
         home.upload(FIRST, "records/a.json", {"run_id": "a"})
         write_json(running.mailbox / "done.json", {})
         monkeypatch.setattr(FakeS3, "list_objects_v2", slow)
@@ -167,7 +167,7 @@ def test_a_notice_counts_down_by_the_stores_clock(home, running, aws):
 
 
 def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
-    with home.acquire(home.two()) as running:
+    with home.acquire() as running:
         for name in ("ready.json", "heartbeat.json", "records/a.json"):
             home.upload(SECOND, name, {"by": 2})
         aws.interrupt(SECOND)
@@ -204,7 +204,7 @@ def test_a_refused_replacement_or_a_machine_that_does_not_end_leaves_the_rank_lo
 
 
 def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are(home, aws):
-    with home.acquire(home.two()):
+    with home.acquire():
         home.upload(FIRST, "records/last.json", {"run_id": "last"})
         aws.fails("s3:GetObject", "InternalError", times=400)
     assert aws.alive() == [] and home.provider.ended() == [] and home.provider.leases()

@@ -15,7 +15,7 @@ ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
 
 def refused(home, cluster=None):
-    with pytest.raises(ProviderError) as raised, home.acquire(cluster or home.two()):
+    with pytest.raises(ProviderError) as raised, home.acquire(cluster):
         pass
     assert "secret" not in str(raised.value)
     return raised.value
@@ -76,7 +76,7 @@ def test_one_fleet_a_market_and_a_refusal_for_each(home, aws):
 
 def test_one_fleet_chooses_among_the_zones_and_a_replacement_stays_in_its_zone(home, aws):
     aws.capacity |= {("us-east-1a", "spot"): 0, ("us-east-1c", "spot"): 1}
-    with home.acquire(home.two()) as running:
+    with home.acquire() as running:
         assert {offer.usd_per_hour for offer in running.cluster.members} == {SPOT_USD["b"]}
         assert aws.count("ec2:CreateFleet") == 1
         aws.interrupt(aws.alive()[1].instance_id)
@@ -112,7 +112,7 @@ def test_a_gang_that_comes_short_or_never_runs_is_given_back(home, aws, trouble)
 )
 def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(home, terms, usd):
     home.choose(**terms)
-    with home.acquire(home.two()) as running:
+    with home.acquire() as running:
         assert {machine.market for machine in home.world.alive()} == {"spot"}
         assert [offer.usd_per_hour for offer in running.cluster.members] == [pytest.approx(usd)] * 2
         home.world.pass_s(3600.0)
@@ -141,7 +141,7 @@ def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(home, aws, code, sho
         aws.fleet_errors = [[code]]
     else:
         aws.fails("ec2:CreateFleet", code, times=6, after=shows)
-    with home.acquire(home.two()) as running:
+    with home.acquire() as running:
         got = {offer.market for offer in running.cluster.members}
         assert got == ({"spot"} if shows else {"on-demand"})
         assert len(aws.alive()) == 2
@@ -164,7 +164,7 @@ def test_a_fleet_that_fails_for_good_ends_the_launch(home, aws):
 )
 def test_what_was_just_created_and_is_not_found_yet_is_asked_for_again(home, aws, action, code):
     aws.fails(action, code, times=2)
-    with home.acquire(home.two()):
+    with home.acquire():
         assert home.leases.known()[0].refusals == ()
         [group] = aws.account.groups.values()
         assert "everything" not in group["out"]
@@ -240,7 +240,7 @@ def test_subnets_are_named_or_tagged(home, aws, public):
         home.choose(subnets="private")
         assert isinstance(refused(home), NotSupported)
         aws.account.tagged = True
-    with home.acquire(home.two()):
+    with home.acquire():
         [interface] = aws.alive()[0].request["NetworkInterfaces"]
         assert interface["AssociatePublicIpAddress"] is public
         if public:

@@ -86,7 +86,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, l
 
 
 def test_a_lease_with_its_controller_is_left_alone(home, aws):
-    with home.acquire(home.two()):
+    with home.acquire():
         assert home.reap() == [] and len(aws.alive()) == 2
         assert len(home.provider.reap(aws.now, all_of_them=True)) == 1
         assert aws.alive() == []
@@ -135,7 +135,7 @@ def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it
     home, aws, changes
 ):
     before = aws.now
-    with home.acquire(home.two()):
+    with home.acquire():
         rewritten(home, **changes)
         assert list(not_swept(home).unswept) == ["lease r-1"]
         assert len(aws.alive()) == 2 and home.provider.not_swept_since(before) == []

@@ -2,7 +2,6 @@
 
 import math
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -14,8 +13,8 @@ from tasks.providers.local.catalogue import LocalMachine
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.network import Host, Isolation
 from tasks.providers.local.settings import LocalInstanceType
+from tests.warehouse.builders import NOON
 
-NOW = datetime(2026, 11, 20, tzinfo=UTC)
 GROUPS = CpuShares(1, Path("/groups"))
 ROOT, USER = Isolation(kind="root"), Isolation(kind="user")
 BARE = Isolation(kind="none", why_not="Operation not permitted")
@@ -49,7 +48,7 @@ def machine(isolation=ROOT, shares=GROUPS, types=TYPES):
 
 
 def of(local, *names):
-    offers = {one.instance_type.name: one for one in local.offers(NOW)}
+    offers = {one.instance_type.name: one for one in local.offers(NOON)}
     return Cluster(members=tuple(offers[name] for name in names))
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -16,15 +16,15 @@ from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.processes import end
 from tasks.providers.local.provider import LocalProvider
 from tests.fakes import offer
+from tests.warehouse.builders import NOON
 
-NOW = datetime(2026, 11, 20, 3, 17, tzinfo=UTC)
 LEASE = Lease(
     lease_id="one",
     cluster="1xlc.small",
     market="spot",
     usd_per_hour=0.36,
-    started_at=NOW,
-    deadline_at=NOW + timedelta(hours=1),
+    started_at=NOON,
+    deadline_at=NOON + timedelta(hours=1),
     controller=2**30,  # no process has this PID
 )
 
@@ -64,7 +64,7 @@ def record_of(local, text):
 
 
 def test_a_lease_comes_back_as_it_was_written(tmp_path):
-    written = replace(LEASE, ended_at=NOW, usd=0.1)
+    written = replace(LEASE, ended_at=NOON, usd=0.1)
     store = provider(tmp_path, written).store
     assert store.read("one") == written and store.read("two") is None
     with pytest.raises(ProviderError, match="exists already"):
@@ -86,7 +86,7 @@ def test_records_without_a_lease_are_kept(tmp_path):
     for text in ("first", "second"):
         local = provider(tmp_path, LEASE)
         record_of(local, text)
-        assert len(local.reap(NOW)) == 1 and local.store.ids() == []
+        assert len(local.reap(NOON)) == 1 and local.store.ids() == []
     kept = (tmp_path / "rejected").glob("one-*/node-0/records/r.json")
     assert {file.read_text() for file in kept} == {"first", "second"}
 
@@ -95,7 +95,7 @@ def test_a_mailbox_that_cannot_be_moved_stays(tmp_path):
     local = provider(tmp_path, LEASE)
     record = record_of(local, "{}")
     (tmp_path / "rejected").write_text("a file in the way")
-    [sentence] = local.reap(NOW)
+    [sentence] = local.reap(NOON)
     assert "cannot be moved" in sentence and record.exists()
 
 
@@ -109,7 +109,7 @@ def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(tmp_path,
         file.mkdir()
     monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
     with pytest.raises(NotSwept, match=f"(?s)lease one: {file}.*srift reap --provider"):
-        local.reap(NOW, all_of_them=True)
+        local.reap(NOON, all_of_them=True)
     assert file.exists()
     [found] = local.leases()
     assert (found.lease_id, found.usd_per_hour) == ("one", None)
@@ -126,14 +126,14 @@ def test_a_lease_id_cannot_lead_elsewhere(tmp_path, name):
 
 def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sleeper):
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
-    first, second = local.reap(NOW + timedelta(minutes=10))
+    first, second = local.reap(NOON + timedelta(minutes=10))
     assert "1 processes" in first and "0 processes" in second and sleeper.status() == "zombie"
     assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
 def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path):
     local = provider(tmp_path, LEASE)
-    morning = NOW + timedelta(hours=9)
+    morning = NOON + timedelta(hours=9)
     assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
     local.reap(morning)
     assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
@@ -147,14 +147,14 @@ def test_a_recycled_process_number_is_left_alone(sleeper):
 
 def test_a_live_controllers_lease_is_ended_only_with_all_of_them_in_any_container(tmp_path):
     local = provider(tmp_path, LEASE, alive=True)
-    assert local.reap(NOW) == []
+    assert local.reap(NOON) == []
     assert [one.controller_alive for one in local.leases()] == [True]
-    assert len(local.reap(NOW, all_of_them=True)) == 1 and local.leases() == []
+    assert len(local.reap(NOON, all_of_them=True)) == 1 and local.leases() == []
 
 
 def test_leases_of_another_home_are_left_alone(tmp_path):
     here, there = provider(tmp_path / "here"), provider(tmp_path / "there", LEASE)
-    assert here.reap(NOW, all_of_them=True) == []
+    assert here.reap(NOON, all_of_them=True) == []
     assert [one.lease_id for one in there.leases()] == ["one"]
 
 
