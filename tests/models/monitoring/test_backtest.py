@@ -8,6 +8,7 @@ import pytest
 
 from models.domain.numeric import Z_90
 from models.monitoring.backtest import COLUMNS, PREDICTED, backtest, notes, summary
+from models.step_time.model import StepTimeModel
 from tests.frames import data_of
 from tests.models.guessing import TYPES as GPU_TYPES
 from tests.models.guessing import asked
@@ -81,6 +82,15 @@ def test_the_summary_has_errors_coverage_and_width():
     error = np.abs(np.exp(-off) - 1)
     expected = [error.mean(), np.median(error), np.quantile(error, 0.9), 0.4, 0.6, 0.8]
     assert board.iloc[-1, 3:].tolist() == pytest.approx([*expected, half - 1 / half])
+
+
+def test_predictions_see_no_measured_column(monkeypatch):
+    seen, real = [], StepTimeModel.predict
+    monkeypatch.setattr(
+        StepTimeModel, "predict", lambda model, rows: seen.append({*rows}) or real(model, rows)
+    )
+    backtest(KNOWN, runs("2xb.big"), seed=0)
+    assert seen and not any({"step_s", "sync_s"} & columns for columns in seen)
 
 
 def test_a_workload_known_by_its_facts_alone_is_guessed():
