@@ -107,6 +107,10 @@ class Home:
         """What a machine of lease r-1 reads from the controller."""
         return self.world.s3.read("r-1", instance_id, name)
 
+    def left(self):
+        """Machines and leases that are there."""
+        return [*self.world.alive(), *self.provider.leases()]
+
     def die(self):
         """The controller is gone, and another one comes."""
         for lease_id in self.leases.ids():

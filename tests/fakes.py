@@ -4,7 +4,7 @@ import shutil
 from contextlib import contextmanager
 from datetime import timedelta
 
-from models.domain.cluster import Cluster, InstanceType, Offer
+from models.domain.cluster import Cluster, Offer
 from tasks.execution.job import Clock, Job
 from tasks.node.record import CPU, Devices, write_json
 from tasks.providers.base import (
@@ -15,18 +15,10 @@ from tasks.providers.base import (
     ProviderError,
     RunningCluster,
 )
+from tests.models.planning import machine
 from tests.warehouse.builders import NOON, record, setup
 
-SMALL = InstanceType(
-    name="small",
-    provider="local",
-    devices=1,
-    device="cpu",
-    cores=0.2,
-    memory_gib=64.0,  # of the host, which says nothing of what a device holds
-    device_memory_gib=2.0,
-    bandwidth_gbps=0.2,
-)
+SMALL = machine("small")
 
 
 def offer(usd_per_hour=3.6):

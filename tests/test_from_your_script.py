@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "from-your-script"
 PAGE = (ROOT / "docs" / "from-your-script.md").read_text()
 SCRIPTS = {
-    "loop": ("loop.py", "--epochs", "1", "--samples", "128"),
-    "trainer": ("with_trainer.py", "--steps", "2", "--width", "32"),
-    "lightning": ("with_lightning.py", "--epochs", "1", "--rows", "256"),
+    "loop": "loop.py --epochs 1 --samples 128",
+    "trainer": "with_trainer.py --steps 2 --width 32",
+    "lightning": "with_lightning.py --epochs 1 --rows 256",
 }
 # Both libraries import torchvision if it is there; a node declares its operators first.
 RUN = """
@@ -39,7 +39,7 @@ def test_the_page_shows_the_files():
 @pytest.mark.slow
 def test_the_scripts_train(tmp_path):
     """In one process, which imports torch once."""
-    lines = json.dumps([(str(EXAMPLES / script), *words) for script, *words in SCRIPTS.values()])
+    lines = json.dumps([f"{EXAMPLES}/{script}".split() for script in SCRIPTS.values()])
     command = [sys.executable, "-c", RUN, lines]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

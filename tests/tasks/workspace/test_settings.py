@@ -80,17 +80,19 @@ def test_a_wrong_file_is_refused_and_the_key_is_named(project, row):
     assert key in str(refused.value) and "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "name, value, key",
-    [
-        ("SRIFT_CAMPAIN__MAX_USD", "1", "campain"),
-        ("SRIFT_CAMPAIGN", "cheap", "campaign"),
-        ("SRIFT_CAMPAIGN", "[1", "SRIFT_CAMPAIGN"),
-        ("SRIFT_CAMPAIGN__MAX_USD__X", "1", "SRIFT_CAMPAIGN__MAX_USD__X"),
-        ("SRIFT_WORKLOADS__TINNY__SAMPLES", "1", "workloads.tinny"),
-    ],
-)
-def test_a_wrong_variable_is_refused(project, monkeypatch, name, value, key):
+# Name, value, and the key that is named.
+VARIABLES = """
+SRIFT_CAMPAIN__MAX_USD 1 campain
+SRIFT_CAMPAIGN cheap campaign
+SRIFT_CAMPAIGN [1 SRIFT_CAMPAIGN
+SRIFT_CAMPAIGN__MAX_USD__X 1 SRIFT_CAMPAIGN__MAX_USD__X
+SRIFT_WORKLOADS__TINNY__SAMPLES 1 workloads.tinny
+"""
+
+
+@pytest.mark.parametrize("row", VARIABLES.strip().splitlines())
+def test_a_wrong_variable_is_refused(project, monkeypatch, row):
+    name, value, key = row.split()
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=key):
         load_settings()
@@ -175,13 +177,13 @@ def test_nothing_is_spent_without_a_cap_and_a_bucket(project, provider, max_usd,
 
 def test_the_shared_stores_are_named_without_a_password(project, monkeypatch):
     monkeypatch.setattr("os.environ", {"MLFLOW_TRACKING_URI": "mine"})
-    load_settings(project / "srift.toml").set_server_variables()
+    load_settings().set_server_variables()
     assert os.environ == {"MLFLOW_TRACKING_URI": "mine"}
     with_section(project, SHARED)
     user = "srift@db.example.org:5432"
-    load_settings(project / "srift.toml").set_server_variables()
+    load_settings().set_server_variables()
     assert os.environ.pop("MLFLOW_TRACKING_URI") == "mine"
-    load_settings(project / "srift.toml").set_server_variables()
+    load_settings().set_server_variables()
     assert os.environ == {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{user}/srift_prefect",
         "MLFLOW_TRACKING_URI": f"postgresql+psycopg2://{user}/srift_mlflow",

@@ -37,7 +37,7 @@ def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(hom
         usd = running.usd_so_far()
         assert held.usd_until(aws.now) == usd > 2 * SPOT_USD["c"]
     assert ended_usd(home) == pytest.approx(2 * SPOT_USD["c"], rel=0.03)
-    assert aws.alive() == [] and home.provider.leases() == []
+    assert home.left() == []
     assert aws.account.templates == {} and aws.account.groups == {}
     home.provider.forget("r-1")
     assert home.provider.ended() == []
@@ -180,7 +180,7 @@ def test_a_machine_that_ec2_does_not_know_yet_is_not_taken_for_gone(home, aws):
     assert len(aws.alive()) == 2 and len(home.provider.leases()) == 1
     aws.pass_s(60.0)
     home.reap()
-    assert aws.alive() == [] and home.provider.leases() == []
+    assert home.left() == []
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it is served", "after"])
@@ -203,7 +203,7 @@ def test_a_controller_killed_at_any_call_leaves_nothing(tmp_path, monkeypatch, a
         home.world.pass_s(400)
         home.reap()
         assert home.world.bought() <= 3, calls[number]
-        assert home.world.alive() == [] and home.provider.leases() == [], calls[number]
+        assert home.left() == [], calls[number]
 
 
 def test_a_request_is_in_the_lease_before_it_is_sent(home):

@@ -78,7 +78,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, l
     home.provider.api.sleep = sleep
     [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
-    assert aws.alive() == [] and home.provider.leases() == []
+    assert home.left() == []
     assert aws.account.groups == {} and aws.account.placements == {}
     [ended] = home.provider.ended()
     assert ended.outcome == "reaped" and home.records() == {"a", "last"}
@@ -206,7 +206,7 @@ def test_without_credentials_no_region_is_called_empty(home, monkeypatch):
 def ended_hours(home, usd):
     """Hours of two machines at `usd` that the reaper books."""
     home.reap()
-    assert home.world.alive() == [] and home.provider.leases() == []
+    assert home.left() == []
     [ended] = home.provider.ended()
     return (ended.usd or 0.0) / (2 * usd)
 

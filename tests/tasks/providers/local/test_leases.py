@@ -50,6 +50,11 @@ def provider(home, *leases, alive=False):
     return made
 
 
+@pytest.fixture
+def local(tmp_path):
+    return provider(tmp_path, LEASE)
+
+
 def file_of(local):
     return local.store.directory("one") / "lease.json"
 
@@ -71,9 +76,8 @@ def test_a_lease_comes_back_as_it_was_written(tmp_path):
         store.create(written)
 
 
-def test_a_lease_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    local, seen = provider(tmp_path, LEASE), []
-    path = file_of(local)
+def test_a_lease_is_on_the_disk_before_it_takes_its_name(local, monkeypatch):
+    seen, path = [], file_of(local)
     monkeypatch.setattr(
         "os.fsync",
         lambda handle: seen.append((os.fstat(handle).st_size, "reaped" in path.read_text())),
@@ -91,8 +95,7 @@ def test_records_without_a_lease_are_kept(tmp_path):
     assert {file.read_text() for file in kept} == {"first", "second"}
 
 
-def test_a_mailbox_that_cannot_be_moved_stays(tmp_path):
-    local = provider(tmp_path, LEASE)
+def test_a_mailbox_that_cannot_be_moved_stays(local, tmp_path):
     record = record_of(local, "{}")
     (tmp_path / "rejected").write_text("a file in the way")
     [sentence] = local.reap(NOON)
@@ -100,8 +103,7 @@ def test_a_mailbox_that_cannot_be_moved_stays(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lease_id": "one"}', "[" * 100_000, ""])
-def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(tmp_path, text, monkeypatch):
-    local = provider(tmp_path, LEASE)
+def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(local, text, monkeypatch):
     file = file_of(local)
     file.write_text(text)
     if not text:  # it cannot be opened
@@ -131,8 +133,7 @@ def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sl
     assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
 
 
-def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(tmp_path):
-    local = provider(tmp_path, LEASE)
+def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(local):
     morning = NOON + timedelta(hours=9)
     assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
     local.reap(morning)
