@@ -32,8 +32,8 @@ os.environ.setdefault("PYTEST_RUN_OF_SRIFT", str(SESSION))  # workers of xdist i
 for name in [name for name in os.environ if name.startswith(("SRIFT_", "PREFECT_", "MLFLOW_"))]:
     del os.environ[name]
 os.environ |= {
-    "SRIFT_HOME": str(SESSION / "srift"),
-    "PREFECT_HOME": str(SESSION / "prefect"),
+    "SRIFT_HOME": f"{SESSION}/srift",
+    "PREFECT_HOME": f"{SESSION}/prefect",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "DO_NOT_TRACK": "1",
@@ -139,7 +139,7 @@ def ec2_project(no_credentials, monkeypatch, tmp_path):
     """A new project on EC2, which is the working directory; its folder."""
     from tests.ec2_home import project
 
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     monkeypatch.chdir(tmp_path)
     project(tmp_path)
     return tmp_path

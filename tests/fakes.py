@@ -95,16 +95,14 @@ class FakeCluster(RunningCluster):
         return True
 
     def say(self, name, node, **body):
-        write_json(self.mailbox / f"node-{node}" / name, body)
+        write_json(self.mailbox / f"node-{node}/{name}", body)
 
     def everyone(self, name, **body):
         for node in range(len(self.states)):
             self.say(name, node, **body)
 
     def report(self, run_id, **changes):
-        write_json(
-            self.mailbox / "node-0" / "records" / f"{run_id}.json", record(run_id, **changes)
-        )
+        write_json(self.mailbox / f"node-0/records/{run_id}.json", record(run_id, **changes))
 
 
 def ready(cluster):
@@ -157,7 +155,7 @@ class FakeProvider(Provider):
     def acquire(self, cluster, *, lease_id, deadline_s, seed):
         if self.refusal:
             raise NoCapacity(self.refusal)
-        mailbox = self.home / "leases" / lease_id / "mailbox"
+        mailbox = self.home / f"leases/{lease_id}/mailbox"
         mailbox.mkdir(parents=True)
         self.clusters.append(FakeCluster(lease_id, cluster, mailbox, next(self.scripts)))
         self.held.append(lease_id)
@@ -191,7 +189,7 @@ class FakeProvider(Provider):
     def forget(self, lease_id):
         if lease_id in self.held:
             raise ProviderError(f"{lease_id} is held")
-        shutil.rmtree(self.home / "leases" / lease_id)
+        shutil.rmtree(self.home / f"leases/{lease_id}")
         self.over = [lease for lease in self.over if lease.lease_id != lease_id]
 
     def reap(self, now, *, all_of_them=False):

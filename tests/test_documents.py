@@ -80,7 +80,7 @@ def test_the_programs_that_are_shown_run_on_a_published_table(path):
     if not queries and not programs:
         return
     home = furnished() / "state"
-    published = home / "published" / "recommendations.duckdb"
+    published = home / "published/recommendations.duckdb"
     with duckdb.connect(published, read_only=True) as table:
         for query in queries:
             assert table.execute(query).description

@@ -11,8 +11,8 @@ import pytest
 from flows.cli import app
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples" / "from-your-script"
-PAGE = (ROOT / "docs" / "from-your-script.md").read_text()
+EXAMPLES = ROOT / "examples/from-your-script"
+PAGE = (ROOT / "docs/from-your-script.md").read_text()
 SCRIPTS = {
     "loop": "loop.py --epochs 1 --samples 128",
     "trainer": "with_trainer.py --steps 2 --width 32",

@@ -12,7 +12,7 @@ import pytest
 from tasks.doctor.workload_check import check_workload, problems
 from tasks.workspace.settings import load_settings
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own-repository"
+EXAMPLE = Path(__file__).parents[1] / "examples/own-repository"
 
 
 @pytest.mark.local
@@ -24,6 +24,6 @@ def test_the_repository_with_its_requirements_and_a_folder_of_photos_is_checked(
     subprocess.run(make, cwd=folder, check=True)
     found = check_workload(load_settings(folder / "srift.toml"), "photos", timeout_s=300.0)
     assert problems(found) is None
-    (checked,) = found["precisions"]
+    [checked] = found["precisions"]
     assert checked["figures"]["parameters"] == 23_528_522
     assert checked["figures"]["input_s"] > 0

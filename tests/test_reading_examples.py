@@ -10,7 +10,7 @@ import pytest
 from tests.installed import furnished
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).parents[1] / "examples" / "reading"
+EXAMPLES = Path(__file__).parents[1] / "examples/reading"
 HOME = "state"
 
 

@@ -151,7 +151,7 @@ _NOTICES = ("notice", "notice", "notice", "rebalance")
 _BROKEN = ("uploads fail", "garbage", "crash")
 
 KINDS = {
-    "capacity refused": (partial(limit, counts=(0, 0, 1, 2, 3, 99, 99, 99)),),
+    "capacity refused": [partial(limit, counts=(0, 0, 1, 2, 3, 99, 99, 99))],
     "second group of a mixed cluster refused": (second_group, partial(limit, counts=(2, 2, 99))),
     "throttling": (
         partial(
@@ -164,24 +164,24 @@ KINDS = {
             afters=_SOMETIMES_AFTER,
         ),
     ),
-    "quota or price": (partial(refuse, actions=_FLEET, codes=_QUOTA, most=2, times=(1, 2, 3)),),
-    "spot prices moved": (dearer,),
-    "spot notice before, during, after": (partial(befall, kinds=_NOTICES, most=3),),
-    "taken without notice": (partial(befall, kinds=("taken", "taken", "retired"), most=3),),
+    "quota or price": [partial(refuse, actions=_FLEET, codes=_QUOTA, most=2, times=(1, 2, 3))],
+    "spot prices moved": [dearer],
+    "spot notice before, during, after": [partial(befall, kinds=_NOTICES, most=3)],
+    "taken without notice": [partial(befall, kinds=("taken", "taken", "retired"), most=3)],
     "a machine that never boots or speaks": (
         partial(befall, kinds=("never boots", "mute"), stages=STAGES[:1], machines=(0,)),
     ),
-    "a machine that hangs": (partial(befall, kinds=("hangs",), most=2),),
-    "controller killed and restarted": (kill,),
+    "a machine that hangs": [partial(befall, kinds=("hangs",), most=2)],
+    "controller killed and restarted": [kill],
     "deadline passed while away": (
         partial(kill, names=(*STEPS, *["ec2:create_fleet"] * 10), away_s=_HOURS),
     ),
-    "controller stopped by Ctrl-C": (partial(kill, by_hand=True),),
+    "controller stopped by Ctrl-C": [partial(kill, by_hand=True)],
     "S3 errors, short answers": (
         partial(refuse, actions=_S3, codes=_STORE, most=4, times=(1, 5, 30), skips=range(60)),
         partial(choose, cut=(0, 1, 5), page=(2, 7, 1000)),
     ),
-    "partial uploads, garbage, crashes": (partial(every, kinds=_BROKEN, share=0.45),),
+    "partial uploads, garbage, crashes": [partial(every, kinds=_BROKEN, share=0.45)],
     "uploads while machines are ended": (
         partial(every, kinds=("uploads fail",)),
         partial(kill, names=("disk:appear", "s3:get_object"), away_s=(2.0,)),
@@ -199,9 +199,9 @@ KINDS = {
             afters=_SOMETIMES_AFTER,
         ),
     ),
-    "records delivered twice": (partial(every, kinds=("twice",)),),
-    "caps that are tight": (partial(choose, cap_usd=range(1, 10), month_usd=range(4, 15)),),
-    "machines shown late": (partial(choose, lag_s=(4.0, 20.0, 60.0)),),
+    "records delivered twice": [partial(every, kinds=("twice",))],
+    "caps that are tight": [partial(choose, cap_usd=range(1, 10), month_usd=range(4, 15))],
+    "machines shown late": [partial(choose, lag_s=(4.0, 20.0, 60.0))],
     "a lease that its successor cannot read": (kill, partial(choose, unreadable=(True,))),
     "a reaper without a session": (
         kill,
@@ -214,8 +214,8 @@ KINDS = {
             when=is_sweep,
         ),
     ),
-    "not found right after creation": (not_found_yet,),
-    "served, InternalError, shown late": (unheard,),
+    "not found right after creation": [not_found_yet],
+    "served, InternalError, shown late": [unheard],
     "a launch of many tries": (many_tries, partial(choose, lag_s=(0.0, 20.0, 60.0))),
 }
 _TYPES = (

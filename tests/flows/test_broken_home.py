@@ -59,8 +59,8 @@ def findings():
 def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used, name):
     """A damaged warehouse is restored."""
     before = printed("workloads")
-    Warehouse(used / "state" / "warehouse.duckdb").back_up()
-    damage(used / "state" / name)
+    Warehouse(used / "state/warehouse.duckdb").back_up()
+    damage(used / f"state/{name}")
     assert [check for check, status in findings().items() if status == "wrong"] == [FILES[name]]
     assert any(FILES[name] in one for one in printed("status")["stale"])
     words = ("table",) if name.startswith("published") else ASK

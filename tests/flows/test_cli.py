@@ -35,7 +35,7 @@ def used(monkeypatch):
 
 def enter(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("SRIFT_HOME", str(folder / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{folder}/state")
     return folder
 
 
@@ -176,7 +176,7 @@ def test_a_reaping_looks_at_every_provider_that_was_used(new, no_credentials):
     with (new / "srift.toml").open("a") as file:
         file.write('\n[ec2]\nbucket = "mine-1"\nregions = ["us-east-1"]\n')
     assert printed("reap") == {"ended": [], "not_swept": {}}
-    folder = new / "state" / "leases-ec2"
+    folder = new / "state/leases-ec2"
     folder.mkdir(parents=True)
     (folder / ".swept.json").write_text(json.dumps({"us-east-1": NOON.isoformat()}))
     result = srift("reap", "--json")
@@ -197,7 +197,7 @@ def test_an_import_is_loaded_once_listed_and_undone(new):
     (new / "rows.csv").write_text(ROWS)
     found = [printed("import", "rows.csv", *more)["new"] for more in (("--dry-run",), (), ())]
     assert found == [2, 2, 0]
-    (listed,) = printed("forget", "--list")
+    [listed] = printed("forget", "--list")
     assert srift("forget", listed["import_id"]).exit_code == 0
     assert printed("import", "rows.csv")["rows"] == 2
 

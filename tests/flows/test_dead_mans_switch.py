@@ -12,7 +12,7 @@ from moto.cloudformation.utils import yaml_tag_constructor
 
 from tasks.providers.ec2.settings import Ec2
 
-FILE = Path(__file__).parents[2] / "deployments" / "dead-mans-switch.yaml"
+FILE = Path(__file__).parents[2] / "deployments/dead-mans-switch.yaml"
 HOUR = 3600.0
 HERE, ELSEWHERE = "us-east-1", "eu-west-1"
 
@@ -105,7 +105,7 @@ def test_a_failing_region_and_machine_do_not_save_the_others(aws, monkeypatch):
 
 
 def test_its_role_may_end_only_what_carries_the_tag():
-    (policy,) = TEMPLATE["Resources"]["Role"]["Properties"]["Policies"]
+    [policy] = TEMPLATE["Resources"]["Role"]["Properties"]["Policies"]
     look, end, log = policy["PolicyDocument"]["Statement"]
     assert set(re.findall(r"ec2\.([a-z]+_[a-z]+s)\(", SOURCE)) == {"terminate_instances"}
     assert (look["Action"], end["Action"]) == ("ec2:DescribeInstances", "ec2:TerminateInstances")

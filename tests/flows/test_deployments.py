@@ -30,9 +30,9 @@ from tests.flows.visitors import (
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-UP = ROOT / "deployments" / "up.py"
-AUTOMATIONS = ROOT / "deployments" / "automations.py"
-DEPLOYMENTS = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
+UP = ROOT / "deployments/up.py"
+AUTOMATIONS = ROOT / "deployments/automations.py"
+DEPLOYMENTS = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())["deployments"]
 TOML = """
 [local.instance_types."lc.small"]
 cores = 0.1
@@ -89,7 +89,7 @@ def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(deployment):
     assert isinstance(flow, Flow)
     assert parameters.items() <= flow.validate_parameters(parameters).items()
     assert deployment["concurrency_limit"]["limit"] == 1
-    (schedule,) = deployment["schedules"]
+    [schedule] = deployment["schedules"]
     assert schedule["timezone"] == "UTC"
     # Nothing asks AWS before somebody resumes it.
     assert schedule.get("active", True) == (parameters.get("provider", "local") == "local")
@@ -138,7 +138,7 @@ class Session:
     def operator(self):
         """The environment of a program that knows the credential."""
         return self.env | {
-            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_HOME": f"{self.home}/prefect",
             "PREFECT_API_URL": f"{self.servers['prefect'].url}/api",
             "PREFECT_API_AUTH_STRING": self.credential,
         }
@@ -164,7 +164,7 @@ class Session:
 
     def set_active(self, name, active):
         deployment = self.deployments()[name]
-        (schedule,) = deployment["schedules"]
+        [schedule] = deployment["schedules"]
         path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
         self.ask(path, {"active": active}, "PATCH")
 
@@ -263,7 +263,7 @@ def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session):
     where = {"deployments": {"id": {"any_": [session.deployments()["hanging"]["id"]]}}}
 
     def crashed():
-        (run,) = session.ask("/flow_runs/filter", where)
+        [run] = session.ask("/flow_runs/filter", where)
         return run["state_type"] == "CRASHED"
 
     wait_for(crashed)
@@ -305,7 +305,7 @@ def test_automations_are_installed_once_and_notify(session):
 def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_stay(session):
     """With some versions of SQLAlchemy the scheduler is silent, without an error."""
     ticks = session.home / "ticks"
-    table = session.home / "published" / "recommendations.duckdb"
+    table = session.home / "published/recommendations.duckdb"
     wait_for(lambda: ticks.exists() and table.exists())
     assert f"ticked {session.project} {session.project}" in ticks.read_text()
     session.set_active("paused", True)

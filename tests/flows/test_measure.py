@@ -56,7 +56,7 @@ def described(described_machines, monkeypatch):
 def machines(described, monkeypatch, tmp_path):
     """Machines of a project with a champion of conv and lm."""
     shutil.copytree(furnished(), tmp_path / "project")
-    made = Measuring(tmp_path / "project" / "state")
+    made = Measuring(tmp_path / "project/state")
     monkeypatch.setattr(LOCAL, lambda *_, **__: made)
     enter(tmp_path / "project", monkeypatch)
     return made
@@ -101,4 +101,4 @@ def test_a_dry_run_starts_nothing_and_plans_profiles_of_an_unprofiled_workload_f
     kinds = [(item["kind"], len(item["nodes"])) for item in launch["items"]]
     assert kinds == [("profile", 1), ("profile", 1), ("train", 2)]
     assert sum(launch["items"][-1]["batches"]) == 48
-    assert not (tmp_path / "state" / "warehouse.duckdb").exists()
+    assert not (tmp_path / "state/warehouse.duckdb").exists()

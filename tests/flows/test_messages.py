@@ -75,7 +75,7 @@ def transcript(folder, patch):
     machines = "tasks.providers.local.provider.LocalProvider"
     patch.setattr(machines, lambda *_, **__: DescribedMachines())
     patch.chdir(folder)
-    patch.setenv("SRIFT_HOME", str(folder / "state"))
+    patch.setenv("SRIFT_HOME", f"{folder}/state")
     write_project(folder)
     parts = []
     for command in COMMANDS.strip().splitlines():

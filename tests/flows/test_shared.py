@@ -45,7 +45,7 @@ def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
     where = {"host": server, "dbname": "team_mlflow"}
     with psycopg2.connect(**where, user=postgres.USER) as owner, owner.cursor() as cursor:
         cursor.execute("create role srift_reader login password 'x'")
-        cursor.execute((ROOT / "deployments" / "reader.sql").read_text())
+        cursor.execute((ROOT / "deployments/reader.sql").read_text())
     owner.close()
     reader = psycopg2.connect(**where, user="srift_reader", password="x")
     with closing(reader), pytest.raises(psycopg2.Error, match="permission denied"):

@@ -45,7 +45,7 @@ TYPES = {
 
 
 def provider(home):
-    return LocalProvider(home, TYPES, HERE / "standin" / "node", sys.executable)
+    return LocalProvider(home, TYPES, HERE / "standin/node", sys.executable)
 
 
 def real_provider(home):
@@ -78,7 +78,7 @@ def wait_for(answer, within_s=60.0, why=lambda: ""):
 
 def ready(running):
     nodes = range(len(running.addresses))
-    files = [running.mailbox / f"node-{node}" / "ready.json" for node in nodes]
+    files = [running.mailbox / f"node-{node}/ready.json" for node in nodes]
     wait_for(lambda: all(file.exists() for file in files))
     return [json.loads(file.read_text()) for file in files]
 

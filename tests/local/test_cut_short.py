@@ -28,7 +28,7 @@ SLOW = TINY.replace("import torch", "import os, time, torch").replace(
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
-    tiny = SLOW.replace("{hold!r}", repr(str(folder / "hold")))
+    tiny = SLOW.replace("{hold!r}", repr(f"{folder}/hold"))
     toml = PROJECT.replace("max_minutes = 2.0", "max_minutes = 20.0")
     yield from Project.made(folder, {"tiny.py": tiny, "srift.toml": toml})
 
@@ -53,7 +53,7 @@ def test_ctrl_c_loads_what_was_reported_and_leaves_nothing(home, refresh):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     _, err = process.communicate(timeout=200.0)
     assert process.returncode == 1 and "interrupted: " in err and "Traceback" not in err, err
-    assert left_over(home.home) == [] and list(home.home.glob("leases/*/mailbox")) == []
+    assert left_over(home.home) == [*home.home.glob("leases/*/mailbox")] == []
     runs = known(home.home)
     assert {runs[run_id] for run_id in reported} == {"measured"}
     assert "interrupted" in runs.values()

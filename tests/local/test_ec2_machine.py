@@ -22,7 +22,7 @@ from tasks.node.processes import descendants
 from tasks.providers.ec2.userdata import user_data
 from tests.local.hosts import HERE, ISOLATION, wait_for
 
-NODE = HERE.parents[1] / "tasks" / "node"
+NODE = HERE.parents[1] / "tasks/node"
 PYTHON = "/usr/bin/python3"  # one that every user of this machine can run
 ROLE, INSTANCE, LEASE = "AROAEXAMPLEEXAMPLE", "i-0123456789abcdef0", "lease-1"
 CREDENTIALS = {
@@ -58,7 +58,7 @@ class Machine:
     def __init__(self, base):
         self.base, self.cloud = base, base / "cloud"
         self.cloud.mkdir(mode=0o700)  # root's: the store is not on the machine
-        bucket = self.cloud / "bucket" / "srift"
+        bucket = self.cloud / "bucket/srift"
         self.code, self.own = bucket / "code", bucket / "leases" / LEASE / f"{ROLE}:{INSTANCE}"
         for name, value in METADATA.items():
             self.metadata(name, value)
@@ -74,7 +74,7 @@ class Machine:
         for place, commands in enumerate((CABLE, PLUG)):
             commands = commands.format(machine=self.processes[1].pid)
             assert self.inside(place, "sh", "-ec", commands).wait() == 0
-        serving = (sys.executable, str(HERE / "standin" / "cloud.py"), str(self.cloud))
+        serving = (sys.executable, f"{HERE}/standin/cloud.py", str(self.cloud))
         cloud = self.inside(
             0, *serving, "169.254.169.254:80", "10.77.0.1:5000", stdout=subprocess.PIPE
         )
@@ -97,7 +97,7 @@ class Machine:
     def boot(self, **changed):
         """Run the user-data. `shutdown` is a stand-in: it must never be this machine's own."""
         path = f"{self.base / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin"
-        assert shutil.which("shutdown", path=path) == str(self.base / "bin" / "shutdown")
+        assert shutil.which("shutdown", path=path) == f"{self.base}/bin/shutdown"
         values = {"bucket": "bucket", "prefix": "srift", "region": "us-east-1", "lease": LEASE}
         values |= {"role_id": ROLE, "python": PYTHON, "endpoint": "http://10.77.0.1:5000"}
         values |= {"code_sha256": self.upload(archive())} | changed
@@ -123,12 +123,12 @@ class Machine:
         return digest
 
     def metadata(self, name, value):
-        path = self.cloud / "meta-data" / name
+        path = self.cloud / f"meta-data/{name}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(value)
 
     def program(self, name, script):
-        file = self.base / "bin" / name
+        file = self.base / f"bin/{name}"
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
@@ -140,10 +140,10 @@ class Machine:
         files["manifest.json"] = json.dumps({"files": digests})
         (self.own / "in").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (self.own / "in" / name).write_text(text)
+            (self.own / f"in/{name}").write_text(text)
 
     def out(self, name):
-        path = self.own / "out" / name
+        path = self.own / f"out/{name}"
         return json.loads(path.read_text()) if path.is_file() else None
 
     def shutdowns(self):
@@ -156,7 +156,7 @@ def archive():
     with tarfile.open(fileobj=held, mode="w:gz") as tar:
         for file in NODE.rglob("*.py"):
             is_agent = file == NODE / "__main__.py"
-            source = HERE / "standin" / "confined.py" if is_agent else file
+            source = HERE / "standin/confined.py" if is_agent else file
             tar.add(source, f"node/{file.relative_to(NODE)}")
     return held.getvalue()
 
@@ -198,7 +198,7 @@ def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented):
     booted.wait(30)
     assert rented.shutdowns()[1:] == ["-h now"] * 2
     assert rented.out("failed.json") is None
-    assert not (rented.own / "out" / "secret.json").exists()
+    assert not (rented.own / "out/secret.json").exists()
 
 
 def test_where_no_rule_holds_no_code_of_the_users_runs(rented):

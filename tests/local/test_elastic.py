@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch, outcome):
     stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {replaced}"
     (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
     (tmp_path / "tiny.py").write_text(SLOW)
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     monkeypatch.setattr(
         local_catalogue, "most_cores", lambda: 64.0
     )  # other hosts of this machine do not matter here
@@ -84,7 +84,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["last_loss"])
-    (restart,) = mart(installation.warehouse, "restarts", provider="local").to_dict("records")
+    [restart] = mart(installation.warehouse, "restarts", provider="local").to_dict("records")
     assert (
         restart["outcome"] == outcome
         and 1 < restart["seconds"] < 60

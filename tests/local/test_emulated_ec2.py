@@ -57,7 +57,7 @@ global_batch = 16
 def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs_alone(tmp_path):
     near = tmp_path / "near"
     (near / "deep").mkdir(parents=True)
-    (near / "deep" / "width.txt").write_text("xxx")
+    (near / "deep/width.txt").write_text("xxx")
     (near / "large.bin").write_bytes(os.urandom(20_000_000))
     with World(seed=5) as world:
         operator = Operator(folder=tmp_path, world=world)
@@ -71,7 +71,7 @@ def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs
         done = operator.srift(*REFRESH)
         stored = store.list_objects_v2(Bucket=world.bucket, Prefix="srift/data/")["Contents"]
         assert done.returncode == 0, done.stderr
-        assert world.faults() == [] and world.alive() == []
+        assert world.faults() == world.alive() == []
     runs = operator.rows("select workload, status, cause, parameters, reason from raw_runs")
     found = {(workload, status, cause or "") for workload, status, cause, *_ in runs if workload}
     assert found == {("near", "measured", ""), ("sine", "measured", ""), ("far", "failed", "data")}

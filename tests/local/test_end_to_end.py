@@ -87,7 +87,7 @@ def project(tmp_path_factory):
 
 
 def rows(project, query, file="published/recommendations"):
-    with duckdb.connect(str(project.home / f"{file}.duckdb"), read_only=True) as connection:
+    with duckdb.connect(f"{project.home}/{file}.duckdb", read_only=True) as connection:
         return connection.execute(query).fetchall()
 
 

@@ -66,7 +66,7 @@ goals = [{{ goal = "cheapest" }}]
 def project(tmp_path, monkeypatch):
     (tmp_path / "srift.toml").write_text(PROJECT)
     (tmp_path / "tiny.py").write_text(TINY)
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     yield tmp_path
     here(tmp_path).provider.reap(datetime.now(UTC), all_of_them=True)
 

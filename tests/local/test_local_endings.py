@@ -32,10 +32,10 @@ def test_ctrl_c_in_a_lease_leaves_nothing_but_the_mailbox(local):
         assert [lease.lease_id for lease in local.leases()] == ["lease"]
         assert running.usd_so_far() is not None
         raise KeyboardInterrupt
-    assert left_over(local) == [] and local.leases() == []
+    assert left_over(local) == local.leases() == []
     [ended] = local.ended()
     assert ended.outcome == "released" and (ended.usd or 0) > 0
-    assert (ended.mailbox / "node-0" / "ready.json").exists()
+    assert (ended.mailbox / "node-0/ready.json").exists()
     local.forget("lease")
     assert local.ended() == [] and not ended.mailbox.exists()
 
@@ -65,7 +65,7 @@ def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local):
         for number in (3, 4):
             running.revoke(1)
             assert not running.nodes()[1].alive
-            (running.mailbox / "node-1" / "ready.json").unlink()
+            (running.mailbox / "node-1/ready.json").unlink()
             assert running.replace(1) and running.addresses == ["10.77.0.1", f"10.77.0.{number}"]
             ready(running)
             assert all(node.alive for node in running.nodes())
@@ -116,9 +116,9 @@ def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(local, t
         local.forget("orphan")
     [sentence] = local.reap(now)
     assert "orphan" in sentence and "is gone" in sentence
-    assert left_over(local) == [] and local.leases() == [] and local.reap(now) == []
+    assert left_over(local) == local.leases() == local.reap(now) == []
     [ended] = local.ended()
-    assert ended.outcome == "reaped" and (ended.mailbox / "node-0" / "ready.json").exists()
+    assert ended.outcome == "reaped" and (ended.mailbox / "node-0/ready.json").exists()
 
 
 def test_a_lease_past_its_deadline_is_ended_under_its_controller(local):

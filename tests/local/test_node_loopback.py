@@ -121,7 +121,7 @@ class Agents:
         write_json(self.mailbox / f"go-{attempt}.json", {"order": []})
 
     def wait_for_files(self, name, nodes):
-        paths = [self.mailbox / f"node-{node}" / name for node in nodes]
+        paths = [self.mailbox / f"node-{node}/{name}" for node in nodes]
         self.wait_for(lambda: all(path.exists() for path in paths))
         return paths
 
@@ -147,7 +147,7 @@ def agents(tmp_path):
     mailbox, package = tmp_path / "mailbox", Path(node.__file__).parent
     (mailbox / "workloads").mkdir(parents=True)
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, tmp_path / "away" / "node", ignore=ignore)
+    shutil.copytree(package, tmp_path / "away/node", ignore=ignore)
     (mailbox / "workloads/two.py").write_text(TWO_KINDS)
     (mailbox / "workloads/faulty.py").write_text(FAULTY)
     shutil.copy(package / "workloads/wide_mlp.py", mailbox / "workloads/wide.py")
@@ -234,7 +234,7 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     agents.plan(2, [wide], [train("after", "wide", [1], [4]), on], ranks=(1,))
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "on")
     assert agents.records()["after"]["attempt"] == 2
-    assert not (agents.mailbox / "node-0" / "finished-2.json").exists()
+    assert not (agents.mailbox / "node-0/finished-2.json").exists()
     below = [one for process in agents.processes for one in descendants(process.pid)]
     assert len(below) >= 2
     environment = Path(f"/proc/{below[-1]}/environ").read_bytes()

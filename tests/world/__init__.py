@@ -34,7 +34,7 @@ from tests.world.metadata import Metadata
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for every request
 REGION, BUCKET, PROFILE = "us-east-1", "srift-mailbox", "srift-node"
 # What the operators' own policy does not allow, machines cannot do.
-NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments" / "iam" / "node-policy.json"
+NODE_POLICY = Path(__file__).resolve().parents[2] / "deployments/iam/node-policy.json"
 
 
 class World:

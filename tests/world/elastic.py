@@ -45,7 +45,7 @@ class Elastic(EC2Response):
         request, fleet = dict(self.params), random_fleet_id()
         target = request["TargetCapacitySpecification"]
         market, count = target["DefaultTargetCapacityType"], int(target["TotalTargetCapacity"])
-        (config,) = request["LaunchTemplateConfigs"]
+        [config] = request["LaunchTemplateConfigs"]
         specification = config["LaunchTemplateSpecification"]
         template = dict(self.ec2_backend._get_template_from_args(specification).data)
         zones = {

@@ -130,7 +130,7 @@ class Machines:
         name = instance.region_name
         region = self._regions.get(name) or self._open_region(name)
         folder = self.folder(instance.id)
-        tools = folder / "shared" / "bin"
+        tools = folder / "shared/bin"
         tools.mkdir(parents=True)
         (folder / "private").mkdir()
         shutil.copy(HERE / "shutdown.sh", tools / _TOOLS[0])
@@ -138,13 +138,13 @@ class Machines:
         for other in _TOOLS[1:]:
             (tools / other).symlink_to(_TOOLS[0])
         user_data = base64.b64decode(str(instance.user_data or "")) or b"#!/bin/sh\n"
-        (folder / "shared" / "user-data").write_bytes(user_data)
+        (folder / "shared/user-data").write_bytes(user_data)
         try:
             gbps = baseline_gbps(INSTANCE_TYPES[instance.instance_type])
         except ValueError:
             gbps = _UNKNOWN_GBPS
         python = [sys.executable, os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]
-        command = ["sh", str(HERE / "boot.sh"), str(folder), _closed_above(python)]
+        command = ["sh", f"{HERE}/boot.sh", str(folder), _closed_above(python)]
         address = str(instance.private_ip)
         host = region.start(
             f"srift-world-{os.getpid()}:{instance.id}",
@@ -171,7 +171,7 @@ class Machines:
     def _shut_down(self):
         """Power off the machines whose shutdown is due. shutdown.sh requests it from inside."""
         for instance_id, machine in list(self._machines.items()):
-            request = self.folder(instance_id) / "shared" / "shutdown"
+            request = self.folder(instance_id) / "shared/shutdown"
             with suppress(FileNotFoundError):
                 minutes = request.read_text().strip()
                 request.unlink()

@@ -116,7 +116,7 @@ class Operator:
         files, code = {}, _FILE
         if campaign.code == "repository":
             files, code = _FILES, _REPOSITORY_OF_SINE
-            wheel(self.folder / "repo" / "wheels", "width", "1.0", _WIDTH)
+            wheel(self.folder / "repo/wheels", "width", "1.0", _WIDTH)
         files = {**files, "sine.py": _WORKLOAD, "srift.toml": settings + _SINE.format(code=code)}
         for name, text in files.items():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,8 +130,8 @@ class Operator:
             if not name.startswith(("AWS_", *OURS))
         }
         ours = {
-            "SRIFT_HOME": str(self.folder / "state"),
-            "PREFECT_HOME": str(self.folder / "prefect"),
+            "SRIFT_HOME": f"{self.folder}/state",
+            "PREFECT_HOME": f"{self.folder}/prefect",
             "PYTHONPATH": str(_REPOSITORY),
         }
         return kept | ours | self.world.environment()
@@ -147,7 +147,7 @@ class Operator:
         )
 
     def rows(self, query, file="warehouse.duckdb"):
-        with duckdb.connect(self.folder / "state" / file, read_only=True) as connection:
+        with duckdb.connect(self.folder / f"state/{file}", read_only=True) as connection:
             return connection.execute(query).fetchall()
 
 

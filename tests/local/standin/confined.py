@@ -50,7 +50,7 @@ write(OWN / "ready.json", seen)
 (OWN / "secret.json").symlink_to("/etc/shadow")
 while not (MAILBOX / "plan.json").exists():
     time.sleep(0.05)
-write(OWN / "records" / "run+1.json", {"plan": (MAILBOX / "plan.json").read_text()})
+write(OWN / "records/run+1.json", {"plan": (MAILBOX / "plan.json").read_text()})
 while not (MAILBOX / "done.json").exists():
     write(OWN / "heartbeat.json", {"beat_unix": time.time()})
     time.sleep(0.05)

@@ -164,15 +164,10 @@ SINGLE = {
 }
 
 
-@pytest.mark.parametrize(
-    "stale_days, again",
-    [(None, 0), (1, 3), (-1, 0)],
-)
+@pytest.mark.parametrize("stale_days, again", [(1, 3), (-1, 0)])
 def test_stale_setups_come_again(stale_days, again):
     first = shop(**SINGLE)
-    history = {}
-    if stale_days is not None:
-        history = {"stale_before": AS_OF + timedelta(days=stale_days)}
+    history = {"stale_before": AS_OF + timedelta(days=stale_days)}
     found = shop(measured(first), history=history, **SINGLE)
     assert len(keys(first)) == 3 and len(set(keys(found)) & set(keys(first))) == again
     assert not list(runs_of(found, "profile"))
@@ -331,13 +326,13 @@ def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps():
     limits = replace(LIMITS, max_seconds=900.0)
     pairs = [Cluster.of((2, one)) for one in offers() if one.market == "spot"]
     prices = {pair.name: pair.total_usd_per_hour for pair in pairs if not cores_fit(pair)}
-    (launch,) = learning_launches(limits, WANTED, offers())
+    [launch] = learning_launches(limits, WANTED, offers())
     assert prices[launch.cluster.name] == min(map(float, filter(None, prices.values())))
     assert Counter(run.mode for run in launch.items) == dict.fromkeys(MODES, 2)
     assert {run.nodes for run in launch.items} == {(0, 1)}
     cheapest = launch.cluster.members[0]
     tight = replace(limits, max_seconds=1.4 * launch.est_s)
-    (fewer,) = learning_launches(tight, WANTED, [cheapest])
+    [fewer] = learning_launches(tight, WANTED, [cheapest])
     assert {run.mode for run in fewer.items} == set(MODES[:2])
     assert (
         learning_launches(replace(limits, max_usd=0.9 * launch.est_usd), WANTED, [cheapest]) == []
@@ -360,7 +355,7 @@ ROW = {
 def test_an_elastic_run_loses_a_machine_of_a_recommended_row():
     launch = elastic_launch(LIMITS, ROW, offers())
     assert [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
-    (run,) = launch.items
+    [run] = launch.items
     assert (run.kind, run.batches, run.accumulation_steps) == ("elastic", (8, 8), 2)
     assert run.steps == 10 * run.checkpoint_every == 60
     assert run.checkpoint_every * 0.5 < run.lose_after_s < 30

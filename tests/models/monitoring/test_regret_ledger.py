@@ -61,13 +61,18 @@ def run(run_id, rank, step_s, night=0.5):
     return setup(CLUSTERS[rank]) | measured
 
 
+def two(step_s, rivals_s):
+    """A run of the first choice, and one of the second."""
+    return [run("a", 1, step_s), run("b", 2, rivals_s)]
+
+
 def judged(promises, runs):
     return judge(pd.DataFrame(promises), pd.DataFrame(runs), WORKLOADS, {"a": 1, "b": 1})
 
 
 def test_a_measured_choice_has_its_promise_outcome_and_regret():
     runs = [run("a", 1, 0.11), run("b", 1, 0.13), run("c", 2, 0.10), run("d", 3, 0.5)]
-    (row,) = judged([promise(1), promise(2), promise(3)], runs)
+    [row] = judged([promise(1), promise(2), promise(3)], runs)
     assert (row["cluster"], row["runs"], row["within_interval"]) == ("2xa", 2, False)
     assert row["measured_step_s"] == pytest.approx(0.12)
     assert row["measured_hours"] == row["measured_usd"] == pytest.approx(hours(0.12))
@@ -80,37 +85,38 @@ def test_runs_before_the_promise_or_at_an_unknown_time_judge_nothing():
     both = [promise(1), promise(2)]
     assert judged(both, [run("a", 1, 0.1, night=-1), run("b", 2, 0.1)]) == []
     assert judged(both, [run("a", 1, 0.1) | {"measured_at": pd.NaT}]) == []
-    (row,) = judged(both, [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
+    [row] = judged(both, [run("a", 1, 0.1), run("b", 2, 0.05, night=-1)])
     assert row["verdict"] == "no_rival_measured" and row["regret"] is None
     other_market = promise(2, cluster="2xa", market="spot", usd_per_hour=0.4)
-    (row,) = judged([promise(1), other_market], [run("a", 1, 0.1)])
+    [row] = judged([promise(1), other_market], [run("a", 1, 0.1)])
     assert row["verdict"] == "no_rival_measured" and row["rivals_named"] == 0
 
 
 def test_a_choice_that_misses_its_constraint_is_a_failure_without_regret():
     promises = [promise(rank, p_required=0.9, **DEADLINE) for rank in (1, 2)]
-    (missed,) = judged(promises, [run("a", 1, 0.11), run("b", 2, 0.2)])
+    [missed] = judged(promises, two(0.11, 0.2))
     assert missed["verdict"] == "missed_constraint" and missed["regret"] is None
     assert missed["met_constraint"] is False and missed["measured_p_meets"] == 0.0
     assert missed["best_rival_cluster"] is None
-    (kept,) = judged(promises, [run("a", 1, 0.1), run("b", 2, 0.2)])
+    [kept] = judged(promises, two(0.1, 0.2))
     assert kept["verdict"] == "compared" and kept["regret"] == 0.0
     assert kept["best_rival_cluster"] is None  # it misses the deadline
 
 
 def test_without_a_required_probability_a_rival_must_meet_the_limit_too():
     cheap = promise(2, usd_per_hour=0.5, **DEADLINE)  # half the price
-    (row,) = judged([promise(1, **DEADLINE), cheap], [run("a", 1, 0.1), run("b", 2, 0.104)])
+    both = [promise(1, **DEADLINE), cheap]
+    [row] = judged(both, two(0.1, 0.104))
     assert row["best_rival_cluster"] == "1xb"
     assert row["regret"] == pytest.approx(hours(0.1) / (0.5 * hours(0.104)) - 1, rel=1e-2)
-    (late,) = judged([promise(1, **DEADLINE), cheap], [run("a", 1, 0.1), run("b", 2, 0.107)])
+    [late] = judged(both, two(0.1, 0.107))
     assert late["best_rival_cluster"] is None and late["regret"] == 0.0
 
 
 def test_a_spot_choice_meets_its_deadline_with_a_probability():
     goal = DEADLINE | {"p_required": 0.9, "market": "spot"}
     spot_row = promise(1, often=1.0, **goal)
-    (row,) = judged([spot_row], [run("a", 1, 0.1)])
+    [row] = judged([spot_row], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
 

@@ -51,7 +51,7 @@ def found(share=0.0, **changes):
     ],
 )
 def test_the_cause_is_the_part_of_the_step_that_is_longer(changes, cause):
-    (row,) = found(**changes)
+    [row] = found(**changes)
     assert f"{row['cause']} {row['instance_type']}".strip() == cause
     assert "50%" in sentence(row)
 
@@ -68,7 +68,7 @@ def speeds(*seconds, spread=0.05):
 
 
 def test_a_machine_beyond_the_spread_of_its_type_is_named():
-    (line,) = slow_machines(speeds(1.0, 1.1, 1.4))
+    [line] = slow_machines(speeds(1.0, 1.1, 1.4))
     assert "l2" in line
     for usual in (speeds(1.0, 1.4, spread=0.12), speeds(1.09, spread=0.0), speeds()):
         assert slow_machines(usual) == []

@@ -161,7 +161,7 @@ def bought(here, monkeypatch):
     home, lease_id = Home(here.home, aws), f"{NOON:%Y%m%dT%H%M%S}-ab-00"
     with home.acquire(home.two(), lease_id):
         aws.pass_s(600.0)
-    (lease,) = home.provider.ended()
+    [lease] = home.provider.ended()
     load_lease(here, lease, NOON)
     home.provider.forget(lease_id)
     return here, aws, lease.usd
@@ -175,7 +175,7 @@ def test_what_the_month_cost_is_known_without_the_warehouse(bought, tmp_path, lo
     elif loss == "shared":
         here = replace(here, warehouse=fresh(tmp_path))
     elif loss == "record":
-        (here.home / "leases-ec2" / ".spent.json").unlink()
+        (here.home / "leases-ec2/.spent.json").unlink()
     caps.keep_spending(here, NOON)
     assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
     assert caps.spent_this_month(here, datetime(2026, 12, 1, tzinfo=UTC)) == (0.0, "")
@@ -183,7 +183,7 @@ def test_what_the_month_cost_is_known_without_the_warehouse(bought, tmp_path, lo
 
 def test_a_home_keeps_the_months_dollars_of_its_shared_warehouse(bought):
     here, _, usd = bought
-    record = here.home / "leases-ec2" / ".spent.json"
+    record = here.home / "leases-ec2/.spent.json"
     record.unlink()
     caps.keep_spending(here, NOON)
     here.warehouse.path.unlink()
@@ -303,7 +303,7 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
         here, launch(here), LAUNCHED, tally(0.05)
     )  # acquiring would raise AssertionError
     assert served.outcome.startswith("refused") and served.over_cap
-    (row,) = served.rows
+    [row] = served.rows
     assert row["status"] == "refused"
     assert load(here.warehouse, row | {"ended_unix": NOON.timestamp()}) == 1
 

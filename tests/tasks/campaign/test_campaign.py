@@ -154,7 +154,7 @@ def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
 
 def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(here, monkeypatch):
     reading(monkeypatch)
-    image = here.settings.root / "images" / "1.jpg"
+    image = here.settings.root / "images/1.jpg"
     image.parent.mkdir()
     image.touch()
     conv = here.settings.workloads["conv"].model_copy(update={"data": "images"})
@@ -230,7 +230,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
         monkeypatch.setattr(Workspace, "mart", lambda _, name, **__: marts[name])
         return list(campaign.within(workspace, None, tally(1.0, seconds)))
 
-    (launch,) = launches()
+    [launch] = launches()
     assert [(item.kind, item.nodes) for item in launch.items] == [("elastic", (0, 1))]
     assert launches(workspace=here) == launches(seconds=30.0) == launches("measured") == []
     assert len(launches("failed", "failed")) == 1 and launches(*["failed"] * 3) == []

@@ -122,7 +122,7 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
     workspace = open_workspace("ec2")
-    (row,) = dry_run.planned(workspace, [one], offers(), tally(50.0), NOON, aws.clients)
+    [row] = dry_run.planned(workspace, [one], offers(), tally(50.0), NOON, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
     assert any("123 days old" in each for each in row["said"])

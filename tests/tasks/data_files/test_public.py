@@ -66,7 +66,7 @@ def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
     monkeypatch.setattr("tasks.data_files.imports.MEASUREMENTS", tmp_path / "few.parquet")
     (tmp_path / "srift.toml").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     question = Question(workload=NAME, goal=Goal(goal="cheapest_within_deadline", hours=24.0))
     first = answer("ec2", question, top=1)[0]
     assert first["cluster"] and ORIGIN in first["reason"] and first["model_version"] == "1"

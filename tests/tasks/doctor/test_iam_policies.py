@@ -65,13 +65,13 @@ def calls(tmp_path_factory):
 
 def test_what_the_code_names_what_was_called_and_what_the_policy_allows_are_the_same(calls):
     """A new call must be made here too: no request goes out that no test has seen."""
-    named = called(*(TASKS / "providers" / "ec2").glob("*.py"), TASKS / "doctor" / "aws.py")
+    named = called(*(TASKS / "providers/ec2").glob("*.py"), TASKS / "doctor/aws.py")
     assert named == {action for action, _ in calls}
     assert named - EVERYBODY_MAY == allowed("controller-policy") - IMPLIED
 
 
 def test_tags_are_written_by_exactly_the_calls_that_make_something(calls):
-    (only,) = of_action("ec2:CreateTags")
+    [only] = of_action("ec2:CreateTags")
     tag = only["Condition"]["StringEquals"]
     tagging = {f"ec2:{name}" for name in tag["ec2:CreateAction"]} - {"ec2:RunInstances"}
     assert tagging == {action for action, words in calls if "TagSpecifications" in words}
@@ -112,10 +112,10 @@ def test_a_machine_lists_the_data_and_nothing_else_of_the_bucket():
 
 
 def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it():
-    (trust,) = POLICIES["node-trust"]["Statement"]
+    [trust] = POLICIES["node-trust"]["Statement"]
     assert trust["Principal"] == {"Service": "ec2.amazonaws.com"}
     assert trust["Action"] == "sts:AssumeRole"
-    (passing,) = of_action("iam:PassRole")
+    [passing] = of_action("iam:PassRole")
     assert passing["Resource"] == "arn:aws:iam::999988887777:role/node-profile"
     assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
 
@@ -144,7 +144,7 @@ AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress RevokeSecurityGroupEg
 
 @pytest.mark.parametrize("action", ENDS_OR_CHANGES.split())
 def test_nothing_is_ended_or_changed_that_does_not_carry_our_tag(action):
-    (only,) = of_action(f"ec2:{action}")
+    [only] = of_action(f"ec2:{action}")
     assert only["Condition"] == OURS
 
 

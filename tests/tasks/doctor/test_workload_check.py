@@ -104,8 +104,8 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (tmp_path / "srift.toml").write_text(FOLDER)
     repo = tmp_path / "repo"
     wheel(repo / "sd", "greeting", "1.0", "WORD = 'hello'\n")
-    (repo / "sd" / "backend.py").write_text(BACKEND.format(secret=tmp_path / ".aws"))
-    (repo / "sd" / "pyproject.toml").write_text(PYPROJECT)
+    (repo / "sd/backend.py").write_text(BACKEND.format(secret=tmp_path / ".aws"))
+    (repo / "sd/pyproject.toml").write_text(PYPROJECT)
     (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
     (repo / "data.txt").write_text("")
     (repo / "requirements.txt").write_text("--no-index\n./sd\n")
@@ -143,7 +143,7 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     tmp_path, stated, monkeypatch, capfd
 ):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("SRIFT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     here = tmp_path / "images"
     here.mkdir()
     (here / "x.txt").write_text("x")

@@ -38,7 +38,7 @@ def load(here):
 
 
 def test_a_killed_controller_loses_no_record_and_no_row(tmp_path):
-    orphan = tmp_path / "leases" / "orphan" / "mailbox"
+    orphan = tmp_path / "leases/orphan/mailbox"
     died = finished(1, run_id="a", **KILLED)
     script = (ready, armed(1), died, armed(2), reported("b"))
     here = after(tmp_path, *script, lambda cluster: shutil.copytree(cluster.mailbox, orphan))
@@ -54,7 +54,7 @@ def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path):
     here = after(tmp_path)
     [lease] = here.provider.over
     shutil.copytree(lease.mailbox.parent, tmp_path / "kept")
-    (loaded,) = end_and_collect(here, NOON)
+    [loaded] = end_and_collect(here, NOON)
     assert loaded.startswith("3 rows ") and end_and_collect(here, NOON) == []
     shutil.copytree(tmp_path / "kept", lease.mailbox.parent)  # killed before it forgot the lease
     here.provider.over.append(lease)
@@ -79,10 +79,10 @@ def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(tmp_path
 def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):
     here = after(tmp_path)
     [lease] = here.provider.over
-    earlier = tmp_path / "leases" / "earlier-00" / "mailbox"
+    earlier = tmp_path / "leases/earlier-00/mailbox"
     shutil.copytree(lease.mailbox, earlier)
     here.provider.end("earlier-00", earlier, "released")
-    (earlier / "node-0" / "records" / "c.json").unlink()
+    (earlier / "node-0/records/c.json").unlink()
     with (tmp_path / "refresh.json").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"refresh_id": "r", "pid": 1, "started_at": "then"}, file)
@@ -98,7 +98,7 @@ def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):
 @pytest.fixture
 def here(tmp_path):
     """An installation with an ended lease: sound records of a and b, none of c and d."""
-    provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases" / "r-00" / "mailbox"
+    provider, mailbox = FakeProvider(tmp_path), tmp_path / "leases/r-00/mailbox"
     provider.end("r-00", mailbox, "released")
     here = installed(tmp_path, provider)
     write(here, "controller/envelopes.json", {run: setup(kind="train") for run in "abcd"})
@@ -158,7 +158,7 @@ def test_an_unsound_record_is_set_aside_and_stops_no_other(here, named, text):
     [note] = loaded.notes
     assert not rest or f"{column}: " in note
     assert known(here.home) == {"a": "measured", "b": "measured", "c": "failed"}
-    assert (here.home / "rejected" / "r-00" / "node-1-c.json").read_text() == text
+    assert (here.home / "rejected/r-00/node-1-c.json").read_text() == text
 
 
 def test_a_run_on_another_device_than_was_bought_is_marked(here):

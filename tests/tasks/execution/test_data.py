@@ -38,7 +38,7 @@ def carrier(tmp_path):
     def made(data="images", provider="local", **ec2):
         installed = install(tmp_path, provider=DescribedMachines(name=provider))
         for name, content in FILES.items():
-            file = tmp_path / "images" / name
+            file = tmp_path / f"images/{name}"
             file.parent.mkdir(exist_ok=True, parents=True)
             file.write_bytes(content)
         file = tmp_path / "srift.toml"
@@ -52,7 +52,7 @@ def carrier(tmp_path):
 
 def planned(carrier):
     carrier._planned.clear()
-    (plan,) = carrier.plans(["conv", "lm"], REGION)
+    [plan] = carrier.plans(["conv", "lm"], REGION)
     return plan
 
 
@@ -62,7 +62,7 @@ def brought(carrier):
 
 def test_local_hosts_read_a_folder_where_it_lies(carrier, tmp_path):
     plan = brought(carrier())
-    assert (plan.place, plan.problem, plan.move) == (str(tmp_path / "images"), "", "")
+    assert (plan.place, plan.problem, plan.move) == (f"{tmp_path}/images", "", "")
     assert plan.size == 30 and fetch_s(plan) == 0.0
 
 
@@ -110,7 +110,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
             brought(here)
     assert [spent for _, spent in leases.spent().values()] == [usd]  # paid before the transfer
     plan = brought(here)
-    (row,) = here._workspace.warehouse.select("lease_spend").to_dict("records")
+    [row] = here._workspace.warehouse.select("lease_spend").to_dict("records")
     assert row["usd"] == usd and plan.upload_usd == planned(here).upload_usd == 0.0  # this month
     below = plan.place.removeprefix("s3://mailbox/")
 
@@ -125,14 +125,14 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
     assert brought(here).place == plan.place and stored()["1.jpg"]["Size"] == 10
     assert stored()["deep/2.jpg"] == first["deep/2.jpg"]
     data = here._workspace.settings.data("conv")
-    assert str(here._uploaded(replace(data, source=tmp_path / "other" / "images"))) != plan.place
+    assert str(here._uploaded(replace(data, source=tmp_path / "other/images"))) != plan.place
 
 
 def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
     assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
-    (stored,) = here._workspace.warehouse.select("raw_downloads").to_dict("records")
+    [stored] = here._workspace.warehouse.select("raw_downloads").to_dict("records")
     assert (stored["workload"], stored["region"], stored["bytes"]) == ("conv", REGION, 30)
     monkeypatch.setattr("tasks.providers.ec2.api.has_credentials", lambda: False)
     unlisted = planned(DataCarrier(here._workspace))
@@ -152,7 +152,7 @@ def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, 
     monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
     here = carrier(ADDRESS, "ec2", **ec2)
     monkeypatch.setattr(here, "_listed", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
-    (plan,) = here.plans(["conv"], region)
+    [plan] = here.plans(["conv"], region)
     assert plan.download_usd == pytest.approx(2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
 
 

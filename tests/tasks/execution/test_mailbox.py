@@ -13,9 +13,9 @@ from tests.warehouse.builders import NOON
 def test_a_node_speaks_for_itself_alone(tmp_path):
     (tmp_path / "node-0").mkdir()
     text = f'{{"exit_code": 1, "worker_exit_code": {EXIT_NO_DEVICE}, "node": 1}}'
-    (tmp_path / "node-0" / "finished-1.json").write_text(text)
+    (tmp_path / "node-0/finished-1.json").write_text(text)
     for torn in ('{"attempt": 1', "[1]", "1" + 400 * "0"):
-        (tmp_path / "node-0" / "progress.json").write_text(torn)
+        (tmp_path / "node-0/progress.json").write_text(torn)
         assert Mailbox(path=tmp_path, nodes=2).under_way(1) == set()
     ended = blame(Mailbox(path=tmp_path, nodes=2).finished(1), "a", {"a"})
     assert ended.nodes == (0,) and ended.reason.startswith("node 0:")

@@ -80,16 +80,16 @@ def noticed(leaving_s):
     return becomes(1, NodeState(alive=True, leaving_s=leaving_s))
 
 
-def sells(count):
-    return lambda cluster: setattr(cluster, "for_sale", count)
+def sells_one(cluster):
+    cluster.for_sale = 1
 
 
 def at(run_id, attempt=1):
     return lambda cluster: cluster.everyone("progress.json", attempt=attempt, run_id=run_id)
 
 
-def only(node, name):
-    return lambda cluster: cluster.say(name, node)
+def first(name):
+    return lambda cluster: cluster.say(name, 0)
 
 
 def new(node):
@@ -112,7 +112,7 @@ LATE = "node 1 did not report itself within 60 s"
 NOTICE = "node 1: by its interruption notice, it ends in 8 s"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
-HALF_HERE = (only(0, "ready.json"), *waits(610), only(0, "armed-1.json"))
+HALF_HERE = (first("ready.json"), *waits(610), first("armed-1.json"))
 
 # By name: runs, script, runs with a record, the row of another, and the runs of the last attempt.
 ENDS = {
@@ -182,7 +182,7 @@ ENDS = {
             reported("b"),
             at("d"),
             noticed(8.0),
-            only(0, "armed-2.json"),
+            first("armed-2.json"),
             reported("t"),
         ],
         "bt",
@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
         serve_fast(provider, job())
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
-    row = read_object(lease.mailbox / "controller" / "rows" / "b.json") or {}
+    row = read_object(lease.mailbox / "controller/rows/b.json") or {}
     assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
 
 
@@ -238,7 +238,7 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path):
 
 
 def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(tmp_path):
-    lost = (sells(1), *GOES, at("b"), becomes(1, TAKEN))
+    lost = (sells_one, *GOES, at("b"), becomes(1, TAKEN))
     found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
     assert found.rows == [f"b interrupted {GONE}"] and set(found.setups) == {"b", "b-again-2"}
     assert (found.served.recorded, found.cluster.replaced) == ({"b-again-2"}, [1])
@@ -247,7 +247,7 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_path):
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
-    rest = (only(0, "armed-2.json"), reported("s", "t"))
+    rest = (first("armed-2.json"), reported("s", "t"))
     seen = launch(tmp_path, job("bst"), ready, failed("b"), *lacking, *rest)
     assert (seen.plan["attempt"], seen.plan["ranks"], seen.runs) == (2, [0], "st")
     assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
@@ -326,7 +326,7 @@ def begins(node, *script):
 
 def test_an_elastic_run_continues_without_a_lost_machine(tmp_path):
     seen = launch(tmp_path, ELASTIC, *begins(1, reported("e")))
-    assert seen.served.outcome == "finished" and seen.rows == [] and seen.cluster.replaced == []
+    assert seen.served.outcome == "finished" and seen.rows == seen.cluster.replaced == []
     assert [loss["node"] for loss in seen.setups["e"]["losses"]] == [1]
     assert seen.plan["attempt"] == 1 and seen.plan["checkpoints"].endswith("checkpoints/e")
 
@@ -337,6 +337,6 @@ def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_
     lost = launch(tmp_path / "a", ELASTIC, *begins(0))
     assert lost.rows[0].startswith("e interrupted ") and len(lost.rows) == 1
     again = begins(0, new(0), *waits(3), armed(3), reported("e-again-2"))
-    seen = launch(tmp_path / "b", ELASTIC, sells(1), *again)
+    seen = launch(tmp_path / "b", ELASTIC, sells_one, *again)
     assert seen.served.outcome.startswith("finished") and "e-again-2" in seen.served.recorded
     assert seen.plan["checkpoints"].endswith("checkpoints/e")

@@ -52,7 +52,7 @@ def frames(slow="nothing"):
 def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
     assert note_drift(here, frames("n.medium"), None, "r0", NOON) == []
     slow = frames("n.medium")
-    (sentence,) = note_drift(here, slow, half_fitted(), "r1", NOON)
+    [sentence] = note_drift(here, slow, half_fitted(), "r1", NOON)
     assert "n.medium" in sentence and drifting_types(here)["n.medium"] > LATER
     assert note_drift(here, slow, half_fitted(), "r1", NOON) == [sentence]
     nothing_new = slow | {"runs": slow["runs"].query("measured_at < @LATER")}
@@ -96,7 +96,7 @@ def test_a_slow_run_is_stored_once(defined):
     ran(defined, "usual", 0.0001)
     assert note(defined) == []
     ran(defined, "slow", 60.0, hours=1, rank_compute_s=[30.0, 60.0])
-    (sentence,) = note(defined)
+    [sentence] = note(defined)
     assert "s.small" in sentence and note(defined, "r2") == [sentence]
     assert mart(defined.warehouse, "alarms")["refresh_id"].tolist() == ["r1"]
     ran(defined, "usual-again", 0.0001, hours=2)

@@ -68,7 +68,7 @@ def copy(home, tmp_path):
 
 
 def requirements(home):
-    (file,) = home.glob("mlartifacts/**/requirements.txt")
+    [file] = home.glob("mlartifacts/**/requirements.txt")
     return file.read_text().split()
 
 

@@ -48,7 +48,7 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
                 with pytest.raises(ConnectionClosed):
                     stranger.recv(timeout=30)
             children = psutil.Process().children()
-            (server,) = (child for child in children if "prefect" in " ".join(child.cmdline()))
+            [server] = (child for child in children if "prefect" in " ".join(child.cmdline()))
             assert secret.get_secret_value() not in " ".join(server.cmdline())
             assert secret.get_secret_value() not in os.environ.values()
         assert not server.is_running()

@@ -118,13 +118,13 @@ def test_a_section_in_a_variable_changes_only_the_keys_that_it_names(project, mo
 
 
 def test_root_and_home_from_anywhere(project, monkeypatch):
-    below = project / "deep" / "below"
+    below = project / "deep/below"
     below.mkdir(parents=True)
     monkeypatch.setenv("SRIFT_ROOT", str(below))
     monkeypatch.chdir("/")
     rewrite(project, "[campaign]", 'home = "state"\n[campaign]')
     assert (load_settings().root, load_settings().home) == (project, project / "state")
-    monkeypatch.setenv("SRIFT_HOME", str(below / "state"))
+    monkeypatch.setenv("SRIFT_HOME", f"{below}/state")
     assert load_settings().home == below / "state"
     monkeypatch.chdir(below)
     monkeypatch.setenv("SRIFT_HOME", "here")
@@ -194,5 +194,5 @@ def test_the_shared_stores_are_named_without_a_password(project, monkeypatch):
 
 def test_the_image_of_ec2_has_the_pinned_torch():
     pins = (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines()
-    (pinned,) = [line.partition("==")[2] for line in pins if line.startswith("torch==")]
+    [pinned] = [line.partition("==")[2] for line in pins if line.startswith("torch==")]
     assert f"-pytorch-{pinned.rpartition('.')[0]}-" in AMI_PARAMETER

@@ -20,12 +20,12 @@ global_batch = 64
 
 @pytest.fixture
 def project(tmp_path):
-    package = tmp_path / "repo" / "train"
+    package = tmp_path / "repo/train"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "model.py").write_text("def build(): ...\n")
-    (tmp_path / "repo" / "requirements.txt").write_text("numpy>=2\n")
-    (tmp_path / "repo" / "config.json").write_text("{}")
+    (tmp_path / "repo/requirements.txt").write_text("numpy>=2\n")
+    (tmp_path / "repo/config.json").write_text("{}")
     (tmp_path / "srift.toml").write_text(TOML)
     return tmp_path
 
@@ -67,7 +67,7 @@ def test_another_setting_is_another_workload(project, change):
 )
 def test_files_that_travel_decide_the_digest(project, name, changes):
     before = digest(project)
-    file = project / "repo" / name
+    file = project / f"repo/{name}"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("# other\n")
     assert (digest(project) != before) == changes
@@ -75,11 +75,11 @@ def test_files_that_travel_decide_the_digest(project, name, changes):
 
 def test_no_link_leads_out_of_the_folder(project):
     (project / "secret").mkdir()
-    (project / "secret" / "key").write_text("k")
-    (project / "repo" / "link").symlink_to(project / "secret" / "key")
-    (project / "repo" / "folder").symlink_to(project / "secret")
-    (project / "repo" / "conf.txt").symlink_to(".env")
-    (project / "repo" / ".env").write_text("k")
+    (project / "secret/key").write_text("k")
+    (project / "repo/link").symlink_to(project / "secret/key")
+    (project / "repo/folder").symlink_to(project / "secret")
+    (project / "repo/conf.txt").symlink_to(".env")
+    (project / "repo/.env").write_text("k")
     _, source = settings(project).travelling("net")
     assert set(source.left_out) == {"link", "folder", "conf.txt"}
     assert not {"link", "folder/key"} & set(source.files)
@@ -88,7 +88,7 @@ def test_no_link_leads_out_of_the_folder(project):
 def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project):
     _, source = settings(project).travelling("net")
     packed = source.travels_as(source.read())
-    (project / "repo" / "config.json").touch()
+    (project / "repo/config.json").touch()
     assert source.travels_as(source.read()) == packed
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         members = tar.getmembers()
@@ -101,13 +101,13 @@ def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):
         return settings(project).travelling("net")[0].requirements_digest
 
     before = needed()
-    (project / "repo" / "config.json").write_text("other")
+    (project / "repo/config.json").write_text("other")
     assert needed() == before
-    (project / "repo" / "requirements.txt").write_text("-r other.txt\n")
+    (project / "repo/requirements.txt").write_text("-r other.txt\n")
     local = needed()
-    (project / "repo" / "other.txt").write_text("scipy\n")
+    (project / "repo/other.txt").write_text("scipy\n")
     assert before != local != needed()
-    (project / "repo" / "again.txt").write_text("-r other.txt\n")
+    (project / "repo/again.txt").write_text("-r other.txt\n")
     renamed = settings(project, ("requirements.txt", "again.txt"))
     assert renamed.travelling("net")[0].requirements_digest != needed()
 
@@ -125,12 +125,12 @@ def test_too_much_code_is_refused(project, monkeypatch, limit, most):
 
 @pytest.mark.parametrize("missing", ["requirements.txt", "train/model.py"])
 def test_missing_files_are_refused(project, missing):
-    (project / "repo" / missing).unlink()
+    (project / f"repo/{missing}").unlink()
     assert_refused(project)
 
 
 def test_a_module_that_would_hide_the_agent_is_refused(project):
-    (project / "repo" / "node.py").touch()
+    (project / "repo/node.py").touch()
     assert_refused(project)
 
 
@@ -152,6 +152,6 @@ def test_state_and_goals_are_no_code(project):
     requirements = ('"requirements.txt"', '"repo/requirements.txt"')
     before = digest(project, here, module, requirements)
     (project / ".srift").mkdir()
-    (project / ".srift" / "state").write_text("x")
+    (project / ".srift/state").write_text("x")
     goal = ("global_batch = 64", 'global_batch = 64\ngoals = [{ goal = "cheapest" }]')
     assert digest(project, here, module, requirements, goal) == before

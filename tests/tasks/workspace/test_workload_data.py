@@ -19,8 +19,8 @@ global_batch = 64
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "net.py").write_text("def build(data): ...\n")
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    (tmp_path / "photos" / "a" / "one.bin").write_bytes(b"123")
+    (tmp_path / "photos/a").mkdir(parents=True)
+    (tmp_path / "photos/a/one.bin").write_bytes(b"123")
     return tmp_path
 
 
@@ -36,7 +36,7 @@ def assert_refused(project, data="photos"):
 
 def test_names_and_sizes_of_a_folder_decide_the_digest(project):
     before = settings(project).workload_digest("net")
-    file = project / "photos" / "a" / "one.bin"
+    file = project / "photos/a/one.bin"
     file.write_bytes(b"456")
     assert settings(project).workload_digest("net") == before
     file.write_bytes(b"4567")
@@ -91,7 +91,7 @@ def test_links_to_folders_links_out_and_odd_names_are_refused(project):
 def test_too_many_files_and_none_are_refused(project, monkeypatch):
     monkeypatch.setattr(workload_data, "MOST_FILES", 0)
     assert_refused(project)
-    (project / "photos" / "a" / "one.bin").unlink()
+    (project / "photos/a/one.bin").unlink()
     assert_refused(project)
 
 

@@ -24,8 +24,8 @@ def test_uploads_reach_the_mailbox_and_the_controllers_files_every_node(home, ru
     write_json(running.mailbox / "plan.json", {"attempt": 1})
     (running.mailbox / "workloads").mkdir()
     for name in ("abc.py", ".abc.py.77"):  # the second is being written
-        (running.mailbox / "workloads" / name).write_text("x = 1\n")
-    write_json(running.mailbox / "controller" / "envelopes.json", {"r-1-000": {}})
+        (running.mailbox / f"workloads/{name}").write_text("x = 1\n")
+    write_json(running.mailbox / "controller/envelopes.json", {"r-1-000": {}})
     assert running.mirror.sync()
     box = Mailbox(path=running.mailbox, nodes=2)
     assert (box.ready_of(0) > 0, box.recorded()) == (True, {"r-1-000"})
@@ -52,7 +52,7 @@ def test_half_an_answer_never_appears_and_a_record_is_on_the_disk_before_its_nam
     aws.s3.cut = 1
     assert not running.mirror.sync() and home.records() == set()
     seen = []
-    file = running.mailbox / "node-0" / "records" / "a.json"
+    file = running.mailbox / "node-0/records/a.json"
     monkeypatch.setattr(
         "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists()))
     )
@@ -177,7 +177,7 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
         running.note_download(7.0)
         assert running.usd_so_far() == pytest.approx(usd + 2 * 7.0)
         assert running.replace(1)
-        (lease,) = home.provider.leases()
+        [lease] = home.provider.leases()
         assert lease.usd_until(lease.started_at) > 3 * 7.0
         assert running.addresses == ["10.0.0.1", "10.0.0.3"]
         assert alive(running) == [True, True]
@@ -207,7 +207,7 @@ def test_a_lease_whose_records_cannot_be_fetched_is_not_given_out_until_they_are
     with home.acquire():
         home.upload(FIRST, "records/last.json", {"run_id": "last"})
         aws.fails("s3:GetObject", "InternalError", times=400)
-    assert aws.alive() == [] and home.provider.ended() == [] and home.provider.leases()
+    assert aws.alive() == home.provider.ended() == [] and home.provider.leases()
     aws.faults = []
     home.provider = home.controller()
     assert len(home.provider.ended()) == 1 and home.records() == {"last"}

@@ -38,7 +38,7 @@ def test_a_spot_cluster_comes_up_in_the_cheapest_zone_and_is_gone_afterwards(hom
         assert held.usd_until(aws.now) == usd > 2 * SPOT_USD["c"]
     assert ended_usd(home) == pytest.approx(2 * SPOT_USD["c"], rel=0.03)
     assert home.left() == []
-    assert aws.account.templates == {} and aws.account.groups == {}
+    assert aws.account.templates == aws.account.groups == {}
     home.provider.forget("r-1")
     assert home.provider.ended() == []
 

@@ -55,7 +55,7 @@ def test_a_spot_offer_says_how_often_its_type_is_interrupted(bucket):
     listed = {} if bucket is None else {G9.name: {"r": bucket}}
     advisor = {"spot_advisor": {"us-east-1": {"Linux": listed}}}
     known = {(G9.name, "1a"): None, ("other", "1a"): 1.0}
-    (spot,) = prices.spot_offers([G9], known, advisor, region="us-east-1", price_as_of=NOON)
+    [spot] = prices.spot_offers([G9], known, advisor, region="us-east-1", price_as_of=NOON)
     assert (spot.zone, spot.usd_per_hour) == ("1a", None)
     assert spot.interruptions_per_hour == bucket_hazard(bucket) and spot.interruption_source
 
@@ -84,7 +84,7 @@ def of(name, market="on-demand", usd=1.0, region="us-east-1"):
     ],
 )
 def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
-    (found,) = once = billed([public], OWN)
+    [found] = once = billed([public], OWN)
     assert found.usd_per_hour == usd
     assert says in found.own_price and bool(found.own_price) == bool(says)
     assert found.public_usd_per_hour == (public.usd_per_hour if says else None)
@@ -94,7 +94,7 @@ def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
 
 def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
     for region, usd in (("us-east-1", 0.08), ("eu-central-1", 0.0952), ("xx-nowhere-1", 0.152)):
-        (found,) = billed([of("l1.large", region=region)], Ec2(volume_gib=730))
+        [found] = billed([of("l1.large", region=region)], Ec2(volume_gib=730))
         assert found.storage_usd_per_hour == pytest.approx(usd)
         beside = found.storage_usd_per_hour + found.other_usd_per_hour
         assert found.total_usd_per_hour == pytest.approx(1.0 + beside)

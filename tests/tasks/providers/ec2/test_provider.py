@@ -106,7 +106,7 @@ def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(request)
     assert not ec2_api.has_credentials()
     request.getfixturevalue("moto")
     provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
-    (kind,) = provider.instance_types()
+    [kind] = provider.instance_types()
     assert (kind.name, kind.device, kind.bandwidth_gbps) == ("g4dn.xlarge", "T4", 5.0)
     assert "very-secret-key" not in repr(vars(provider))
 

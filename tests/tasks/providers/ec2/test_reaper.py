@@ -79,7 +79,7 @@ def test_a_lease_without_its_controller_is_ended_and_its_records_fetched(home, l
     [sentence] = home.reap()
     assert "r-1 (2xg4dn.12xlarge)" in sentence and "2 machines in us-east-1" in sentence
     assert home.left() == []
-    assert aws.account.groups == {} and aws.account.placements == {}
+    assert aws.account.groups == aws.account.placements == {}
     [ended] = home.provider.ended()
     assert ended.outcome == "reaped" and home.records() == {"a", "last"}
     assert home.reap() == []
@@ -95,7 +95,7 @@ def test_a_lease_with_its_controller_is_left_alone(home, aws):
 def test_every_region_is_swept_whoever_launched(home, aws, theirs):
     sentences = home.reap()
     assert len(sentences) == 4 and sum("eu-west-1" in one for one in sentences) == 2
-    assert aws.alive() == [] and aws.account.groups == {} and aws.account.placements == {}
+    assert aws.alive() == [] and aws.account.groups == aws.account.placements == {}
 
 
 def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyond(
@@ -110,7 +110,7 @@ def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyo
 
 
 def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, left, aws):
-    records = home.leases.mailbox("r-1") / "node-0" / "records"
+    records = home.leases.mailbox("r-1") / "node-0/records"
     records.mkdir(parents=True)
     (records / "a.json").write_text("{}")
     (home.leases.directory("r-1") / "lease.json").unlink()
@@ -174,7 +174,7 @@ def test_a_region_that_does_not_answer_fails_the_reaping_after_the_others(home, 
     assert home.provider.not_swept_since(before) == ["us-east-1"]
     aws.faults = []
     home.reap()
-    assert home.controller().not_swept_since(before) == [] and aws.alive() == []
+    assert home.controller().not_swept_since(before) == aws.alive() == []
 
 
 def test_an_expired_session_is_no_all_clear(home, left, aws):
@@ -238,7 +238,7 @@ def test_machines_that_were_never_heard_of_are_ended_and_paid_for(home, aws, awa
 def test_a_request_whose_answer_nobody_stored_leaves_a_row(home, aws):
     aws.fails("ec2:CreateFleet", KILLED)
     home.killed_in(home.two("on-demand"))
-    (held,) = home.provider.leases()
+    [held] = home.provider.leases()
     lease = home.leases.read(held.lease_id)
     assert lease.requests and not lease.machines and not lease.refusals
     over = home.leases.close(lease, home.world.now, "reaped")

@@ -28,7 +28,7 @@ def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path):
     first, *lines = script().splitlines()
     assert first == "#!/bin/bash"
     assert next(line for line in lines if not line.startswith("#")).startswith("shutdown -h +61 ")
-    boots, words = tmp_path / "cloud" / "scripts" / "per-boot", tmp_path / "words"
+    boots, words = tmp_path / "cloud/scripts/per-boot", tmp_path / "words"
     boots.mkdir(parents=True)
     (tmp_path / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{words}\n')
     (tmp_path / "shutdown").chmod(0o755)
@@ -36,7 +36,7 @@ def test_it_first_sets_its_own_end_and_goes_down_at_any_later_boot(tmp_path):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SRIFT_BASE": str(tmp_path)}
     subprocess.run(["bash", "-c", beginning], env=environment, check=True)
     assert words.read_text().startswith("-h +61 ")
-    subprocess.run([str(boots / "srift")], env=environment, check=True)
+    subprocess.run([f"{boots}/srift"], env=environment, check=True)
     assert words.read_text().splitlines()[1:] == ["-h now"]
 
 

@@ -43,7 +43,7 @@ def kernel(tmp_path, request, monkeypatch):
 def test_a_share_is_given_and_taken_back(kernel):
     shares = detect()
     assert shares == CpuShares(kernel.version, kernel.top / "mine")
-    group = kernel.top / "mine" / "srift-a"
+    group = kernel.top / "mine/srift-a"
 
     def limits():
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
@@ -79,7 +79,7 @@ def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path):
     shares = CpuShares(2, tmp_path)
     shares.add("srift-a", [], 0.05)
     shares.settle("srift-a", 0.05, {0})
-    quota, period = map(int, (tmp_path / "srift-a" / "cpu.max").read_text().split())
+    quota, period = map(int, (tmp_path / "srift-a/cpu.max").read_text().split())
     assert quota >= 1000 and quota / period == pytest.approx(0.05)
 
 

@@ -32,7 +32,7 @@ LEASE = Lease(
 @pytest.fixture
 def sleeper(tmp_path):
     """A process of the lease `one`."""
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "leases" / "one" / "code")}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}/leases/one/code"}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
         yield psutil.Process(process.pid)
         process.kill()
@@ -61,7 +61,7 @@ def file_of(local):
 
 def record_of(local, text):
     """A record in the mailbox of a lease whose file is lost."""
-    record = local.store.mailbox("one") / "node-0" / "records" / "r.json"
+    record = local.store.mailbox("one") / "node-0/records/r.json"
     record.parent.mkdir(parents=True)
     record.write_text(text)
     file_of(local).unlink()
