@@ -43,9 +43,8 @@ os.environ |= {
 }
 
 
-NO_DOWNLOADS["threads"] = (
-    1  # as with BLAS: DuckDB's threads wait for each other over a handful of rows
-)
+# As with BLAS: DuckDB's threads wait for each other over a handful of rows.
+NO_DOWNLOADS["threads"] = 1
 
 
 def pytest_configure(config):

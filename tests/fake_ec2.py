@@ -26,7 +26,7 @@ class Killed(BaseException):
     """Kills a controller: nothing catches it, and nothing answers afterwards."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Fault:
     """Refuse `times` calls of `action` ("" any) where `when(words)`, after `skip` others."""
 
@@ -47,7 +47,7 @@ class Fault:
         return True
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Instance:
     """A machine. It runs `boot_s` after its launch and ends itself as its user-data says."""
 
@@ -100,7 +100,7 @@ class Instance:
         }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FakeAws:
     """The world. `capacity`: (zone, market) -> machines that may be had, where that is limited."""
 

@@ -154,7 +154,7 @@ class Account:
         verb, _, thing = method.partition("_")
         if thing.rstrip("s") not in _MADE:
             raise AttributeError(method)
-        table, key, kind, duplicate = _MADE[thing.rstrip("s")]
+        table, key, kind, duplicate = _MADE[thing.rstrip("s")].split()
         made = getattr(self, table)
 
         def call(*, region, now, **words):
@@ -175,13 +175,7 @@ class Account:
 
 
 _MADE = {
-    "launch_template": (
-        *("templates", "LaunchTemplateName", "LaunchTemplates"),
-        "IdempotentParameterMismatch",
-    ),
-    "placement_group": (
-        *("placements", "GroupName", "PlacementGroups"),
-        "InvalidPlacementGroup.Duplicate",
-    ),
-    "security_group": ("groups", "GroupId", "SecurityGroups", "InvalidGroup.Duplicate"),
+    "launch_template": "templates LaunchTemplateName LaunchTemplates IdempotentParameterMismatch",
+    "placement_group": "placements GroupName PlacementGroups InvalidPlacementGroup.Duplicate",
+    "security_group": "groups GroupId SecurityGroups InvalidGroup.Duplicate",
 }

@@ -13,7 +13,7 @@ from botocore.response import StreamingBody
 ROLE = "AROAEXAMPLEROLE"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FakeS3:
     """`skew_s`: seconds that its clock is ahead. `cut`: number of next objects that come short.
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from xdist.scheduler import LoadFileScheduling
 
 EMULATED = ("test_emulated_ec2.py",)
-HOSTS = (
-    *("test_failures.py", "test_local_endings.py", "test_local_provider.py", "test_cut_short.py"),
-    *("test_placement.py", "test_elastic.py", "test_end_to_end.py"),
-)
+STARTING = """
+test_failures.py test_local_endings.py test_local_provider.py test_cut_short.py
+test_placement.py test_elastic.py test_end_to_end.py
+"""
+HOSTS = STARTING.split()
 
 
 def lane(path):

@@ -11,7 +11,6 @@ from tests.installed import furnished
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples/reading"
-HOME = "state"
 
 
 def printed(*words):
@@ -23,7 +22,7 @@ def printed(*words):
 
 @pytest.fixture
 def published():
-    return furnished() / HOME / "published"
+    return furnished() / "state/published"
 
 
 def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published):

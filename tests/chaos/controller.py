@@ -193,7 +193,6 @@ def launch_of(order):
             workload="" if kind == "probe" else "conv",
             nodes=nodes,
             batches=_BATCHES.get(kind, (8,) * len(nodes)),
-            accumulation_steps=1,
             message_bytes=(4096,) if kind == "probe" else (),
             reason="chaos",
             est_s=12.0,

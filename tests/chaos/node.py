@@ -18,7 +18,7 @@ BEAT_S, NOTICE_S = 2.0, 120
 _FROM_OUTSIDE = ("Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Trouble:
     """What goes wrong on a machine.
 

@@ -110,7 +110,7 @@ def _mirrored(world, acquire):
 _MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Result:
     """The result of a scenario: a sentence per broken invariant in `wrong`, and events in `log`."""
 

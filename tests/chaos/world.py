@@ -22,7 +22,7 @@ LINGERS = timedelta(seconds=40)  # a machine may upload for so long after its en
 BESIDE_USD = storage_usd_per_hour("us-east-1", 100) + other_usd_per_hour(public=True)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Death:
     """A planned death of the controller.
 
@@ -47,7 +47,7 @@ class Death:
         return self.nth < 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Order:
     """A launch that a scenario requests.
 

@@ -18,7 +18,7 @@ NOBODY = 65534
 QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass
 class Server:
     """`secret` is in the answer to `read`; `create` makes something named "planted"."""
 

@@ -7,7 +7,7 @@ it can, since variables are renamed.
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Mutant:
     """A guard taken out, and the tests that must fail then."""
 

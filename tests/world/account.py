@@ -14,7 +14,7 @@ SERVICE_ROLES = ("AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2Fleet")
 _ALIVE = ("pending", "running", "stopping", "stopped")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Launch:
     """The instances of a fleet, with its market and its tags."""
 
@@ -23,7 +23,7 @@ class Launch:
     tags: Mapping
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class RoleKeys:
     """The credentials of an instance from the metadata service. `role` is an object of moto."""
 
@@ -32,7 +32,7 @@ class RoleKeys:
     access_key: str
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Account:
     """The emulated account. Hold `lock` to read or change moto's EC2, which has no lock."""
 

@@ -81,7 +81,7 @@ def build():
 _WIDTH = "def of(variables): return int(variables['WIDTH'])\n"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Campaign:
     """A refresh that measures a new workload on clusters of at most `machines` machines.
 
@@ -95,7 +95,7 @@ class Campaign:
     code: str = "file"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Operator:
     """An operator's folder with a srift.toml for the emulated account. `srift` runs in it."""
 

@@ -10,10 +10,7 @@ from models.domain.numeric import Z_90
 from models.monitoring.backtest import COLUMNS, PREDICTED, backtest, notes, summary
 from models.step_time.model import StepTimeModel
 from tests.frames import data_of
-from tests.models.guessing import TYPES as GPU_TYPES
-from tests.models.guessing import asked
-from tests.models.guessing import data as guess_data
-from tests.models.guessing import seconds as guess_seconds
+from tests.models import guessing
 
 TYPES = pd.DataFrame(
     {"name": ["b.big", "b.blank"], "devices": [4, None], "device": ["t9", None], "cores": 32.0}
@@ -95,16 +92,16 @@ def test_predictions_see_no_measured_column(monkeypatch):
 
 def test_a_workload_known_by_its_facts_alone_is_guessed():
     """From the facts' table or from its own rows; the table counts where both are there."""
-    name, other = (one.name for one in GPU_TYPES[:2])
-    rate = float(GPU_TYPES[0].device_tflops or 0)
+    name, other = (one.name for one in guessing.TYPES[:2])
+    rate = float(guessing.TYPES[0].device_tflops or 0)
     setups = [("new", f"1x{name}", 32), ("a", f"1x{name}", 32), ("new", f"2x{other}", 64)]
     setups += [("new", f"1x{name}+1xc.dark", 8), ("dark", f"1x{name}", 8)]
     test = pd.concat(
-        asked(*one).assign(step_s=guess_seconds(1.5e10, one[2], rate)) for one in setups
+        guessing.asked(*one).assign(step_s=guessing.seconds(1.5e10, one[2], rate)) for one in setups
     )
     facts = pd.DataFrame([{"workload": "new", "flops_per_sample": 1.5e10, "gradient_bytes": 2e8}])
-    described = pd.concat([guess_data().workloads, facts], ignore_index=True)
-    training = replace(guess_data(), workloads=described)
+    described = pd.concat([guessing.data().workloads, facts], ignore_index=True)
+    training = replace(guessing.data(), workloads=described)
     found = backtest(training, test, seed=1)
     assert found["guessed"].tolist() == [True, False, True, False, False]
     assert (found["unpredicted"] != "").tolist() == [False] * 3 + [True] * 2

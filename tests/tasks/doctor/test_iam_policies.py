@@ -120,16 +120,17 @@ def test_only_ec2_may_take_the_machines_role_and_only_machines_may_be_given_it()
     assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
 
 
-@pytest.mark.parametrize(
-    "action, made",
-    [
-        ("RunInstances", "instance"),
-        ("CreateFleet", "fleet"),
-        ("CreateLaunchTemplate", "launch-template"),
-        ("CreateSecurityGroup", "security-group"),
-    ],
-)
-def test_what_is_made_carries_our_tag(action, made):
+MAKES = """
+RunInstances instance
+CreateFleet fleet
+CreateLaunchTemplate launch-template
+CreateSecurityGroup security-group
+"""
+
+
+@pytest.mark.parametrize("row", MAKES.strip().splitlines())
+def test_what_is_made_carries_our_tag(row):
+    action, made = row.split()
     resource = f"arn:aws:ec2:*:999988887777:{made}/*"
     found = [one for one in of_action(f"ec2:{action}") if resource in listed(one["Resource"])]
     conditions = [one["Condition"] for one in found]

@@ -25,7 +25,6 @@ from warehouse.append import append, append_records
 from warehouse.publication import publish
 from warehouse.reads import reported
 
-DAY = timedelta(days=1)
 HOSTILE = "<script>document.title='taken'</script><b>net</b> & {{ 7 * 7 }} $x$"
 SOURCES = {"local": {"illustrative": False, "refresh": "srift refresh"}}
 NOTHING = INFEASIBLE | {"reason": "nothing is that cheap", "price_as_of": None}
@@ -38,7 +37,7 @@ def history(warehouse):
     drift = ROWS["drift"] | {"refresh_id": "r", "since": NOON}
     with warehouse.transact() as connection:
         for n in (1, 2):
-            at, of = NOON + n * DAY, {"version": str(n), "refresh_id": f"refresh-{n}"}
+            at, of = NOON + timedelta(days=n), {"version": str(n), "refresh_id": f"refresh-{n}"}
             append(connection, "raw_models", [made | of], trained_at=at, promoted=n == 2)
             figures = {"mean_error": 0.2 / n, "median_error": 0.1 / n, "coverage_90": 0.9}
             append(connection, "raw_scores", [score | figures], provider="local", **of)
