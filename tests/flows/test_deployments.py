@@ -327,5 +327,4 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
 def test_make_up_refuses_a_wrong_project(tmp_path):
     (tmp_path / "srift.toml").write_text("[wrong]\n")
     env = {**os.environ, "SRIFT_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, UP], env=env, capture_output=True)
-    assert done.returncode == 2
+    assert subprocess.run([sys.executable, UP], env=env, capture_output=True).returncode == 2

@@ -188,12 +188,10 @@ def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented):
     assert set(ready["capabilities"]) == {"0" * 16}
     assert ready["address"] == "10.77.0.2" and 0 < ready["left_s"] < 90
     rented.brings(plan={"attempt": 1})
-    record = wait_for(lambda: rented.out("records/run+1.json"))
-    assert record == {"plan": '{"attempt": 1}'}
+    assert wait_for(lambda: rented.out("records/run+1.json")) == {"plan": '{"attempt": 1}'}
     wait_for(lambda: rented.out("heartbeat.json"))
     rented.metadata("spot/instance-action", '{"action": "terminate", "time": "T"}')
-    notice = wait_for(lambda: rented.out("notice.json"))
-    assert notice == {"kind": "interruption", "at": "T"}
+    assert wait_for(lambda: rented.out("notice.json")) == {"kind": "interruption", "at": "T"}
     rented.brings(plan={"attempt": 1}, done={})
     booted.wait(30)
     assert rented.shutdowns()[1:] == ["-h now"] * 2

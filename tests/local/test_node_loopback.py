@@ -219,8 +219,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
 
 def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents):
     wide, forever = workload("wide"), {"least_steps": 9999, "most_steps": 9999, "most_s": 60.0}
-    long = train("long", "wide", [0, 1], [4, 4], **forever)
-    agents.plan(1, [wide], [long])
+    agents.plan(1, [wide], [train("long", "wide", [0, 1], [4, 4], **forever)])
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "long")
     # whether it is still building or already stepping, its peer must notice
     below = descendants(agents.processes[1].pid)

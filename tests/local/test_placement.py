@@ -37,7 +37,6 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path
     assert sum(RACK[order[place]] != RACK[order[(place + 1) % 4]] for place in range(4)) == 2, (
         values
     )
-    armed = json.loads((seen.mailbox / "node-0/armed-1.json").read_text())
-    byte_s = armed["pairs"]["byte_s"][0]
+    byte_s = json.loads((seen.mailbox / "node-0/armed-1.json").read_text())["pairs"]["byte_s"][0]
     assert byte_s[0][1] > 3 * byte_s[0][2]
     assert left_over(local) == []

@@ -270,8 +270,7 @@ def test_a_launch_costs_at_least_the_minimum_bill():
 def test_a_planned_run_lowers_the_value_of_what_it_shows():
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
     runs = list(training_runs(JOBS, clusters, PROFILES, costs=Costs()).values())
-    past = Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING)
-    known = Knowledge.of(past, {})
+    known = Knowledge.of(Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING), {})
     known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs)
     trial, first = known.copy(), max(runs, key=known.value)
     trial.add(first)
@@ -331,8 +330,7 @@ def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps():
     assert Counter(run.mode for run in launch.items) == dict.fromkeys(MODES, 2)
     assert {run.nodes for run in launch.items} == {(0, 1)}
     cheapest = launch.cluster.members[0]
-    tight = replace(limits, max_seconds=1.4 * launch.est_s)
-    [fewer] = learning_launches(tight, WANTED, [cheapest])
+    [fewer] = learning_launches(replace(limits, max_seconds=1.4 * launch.est_s), WANTED, [cheapest])
     assert {run.mode for run in fewer.items} == set(MODES[:2])
     assert (
         learning_launches(replace(limits, max_usd=0.9 * launch.est_usd), WANTED, [cheapest]) == []

@@ -88,8 +88,7 @@ def test_the_value_is_that_of_the_textbook():
 def test_the_choice_meets_the_constraint_with_the_required_probability(
     limit, p_required, sd, expected
 ):
-    sold = budget(limit, p_required=p_required)
-    assert choice(sold, belief([1.0, 1.5], [sd, 0.01])) == expected
+    assert choice(budget(limit, p_required=p_required), belief([1.0, 1.5], [sd, 0.01])) == expected
     likeliest = budget(0.1, p_required=p_required)  # none meets it
     assert choice(likeliest, belief([1.0, 1.5], [0.2, 0.2])) == 1
 

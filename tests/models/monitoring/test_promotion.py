@@ -61,8 +61,7 @@ def test_a_challenger_is_refused_if_it_is_worse_by_more_than_noise():
 
 def test_step_times_that_are_not_finite_are_refused():
     for value in (float("nan"), float("inf")):
-        broken = off(1.0).assign(step_s=value)
-        assert not decide(broken, off(1.05)).promote
+        assert not decide(off(1.0).assign(step_s=value), off(1.05)).promote
 
 
 def test_a_run_counts_once_however_many_splits_hold_it_out():
@@ -79,8 +78,7 @@ def test_intervals_that_cover_less_than_the_champions_are_refused():
 
 
 def test_a_champion_is_judged_on_the_runs_it_has_not_learned_from():
-    old = data().runs.iloc[:40]
-    champion = fit(replace(data(), runs=old), seed=0)
+    champion = fit(replace(data(), runs=data().runs.iloc[:40]), seed=0)
     assert "20 runs" in verdict(data(), held(), both()[0], champion).reason
 
 

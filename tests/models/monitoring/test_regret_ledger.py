@@ -115,8 +115,7 @@ def test_without_a_required_probability_a_rival_must_meet_the_limit_too():
 
 def test_a_spot_choice_meets_its_deadline_with_a_probability():
     goal = DEADLINE | {"p_required": 0.9, "market": "spot"}
-    spot_row = promise(1, often=1.0, **goal)
-    [row] = judged([spot_row], [run("a", 1, 0.1)])
+    [row] = judged([promise(1, often=1.0, **goal)], [run("a", 1, 0.1)])
     assert 0.0 < row["measured_p_meets"] < 0.9 and row["verdict"] == "missed_constraint"
 
 

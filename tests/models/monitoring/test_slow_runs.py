@@ -24,8 +24,7 @@ MIXED = {"cluster": "1xa+2xb", "batch_per_device": "16+8+8"}
 
 
 def found(share=0.0, **changes):
-    runs = pd.DataFrame([RUN | changes])
-    return alarms(runs, pd.DataFrame([PREDICTED]), {("conv", "a"): share})
+    return alarms(pd.DataFrame([RUN | changes]), pd.DataFrame([PREDICTED]), {("conv", "a"): share})
 
 
 @pytest.mark.parametrize(
@@ -72,5 +71,4 @@ def test_a_machine_beyond_the_spread_of_its_type_is_named():
     assert "l2" in line
     for usual in (speeds(1.0, 1.4, spread=0.12), speeds(1.09, spread=0.0), speeds()):
         assert slow_machines(usual) == []
-    by_its_median = speeds(1.0, 1.9, 1.05).assign(lease_id="l")
-    assert slow_machines(by_its_median) == []
+    assert slow_machines(speeds(1.0, 1.9, 1.05).assign(lease_id="l")) == []

@@ -28,8 +28,7 @@ def reading(monkeypatch, frames=NOTHING):
 
 
 def shop(here, *, known=None, frames=NOTHING):
-    limits = Tally.of(here, None, "r")
-    return campaign.shop(here, here.provider.offers(NOON), frames, known, limits)
+    return campaign.shop(here, here.provider.offers(NOON), frames, known, Tally.of(here, None, "r"))
 
 
 def items_of(launches):

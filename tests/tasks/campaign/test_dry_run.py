@@ -65,8 +65,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     words = ["refresh", "--provider", "ec2", "--dry-run"]
     result = CliRunner().invoke(app, [*words, "--max-usd", "2", "--json"])
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
-    made = [row for row in rows if row["worst_usd"] is not None]
+    made = [row for row in json.loads(result.stdout) if row["worst_usd"] is not None]
     assert made
     for row in made:
         assert {one["action"] for one in row["requests"]} >= MAKES
@@ -121,8 +120,7 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     aws = FakeAws()
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
-    workspace = open_workspace("ec2")
-    [row] = dry_run.planned(workspace, [one], offers(), tally(50.0), NOON, aws.clients)
+    [row] = dry_run.planned(open_workspace("ec2"), [one], offers(), tally(50.0), NOON, aws.clients)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
     assert any("123 days old" in each for each in row["said"])

@@ -162,5 +162,4 @@ def test_a_volume_that_cannot_hold_image_and_data_is_refused_before_anything_is_
 ):
     monkeypatch.setattr(execution_data, "least_gib", lambda _: 45)
     monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
-    plan = planned(carrier(provider="ec2", volume_gib=volume_gib))
-    assert (plan.problem == "") is fits
+    assert (planned(carrier(provider="ec2", volume_gib=volume_gib)).problem == "") is fits
