@@ -48,10 +48,13 @@ def _json_value(value: Any) -> Any:
 
 def settings() -> Settings:
     """Load the settings, create SRIFT_HOME, and make Prefect keep its state there."""
-    from tasks.workspace.settings import load_settings
+    from tasks.workspace.settings import SettingsError, load_settings
 
     found = load_settings()
-    found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise SettingsError(f"SRIFT_HOME is {found.home}, which is in or is a file") from None
     found.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
     # The log of a flow run goes to Prefect, so that the console shows only the command's output.

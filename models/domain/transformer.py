@@ -19,7 +19,8 @@ _NAMES = {
     "vocabulary": ("vocab_size",),
     "parameters": ("parameters",),
 }
-_REFUSED = ("expert", "encoder_decoder")  # a setting whose name contains one of these is refused
+# a setting whose name contains one of these is refused
+_REFUSED = ("expert", "encoder_decoder", "hidden_groups", "state_size", "ssm_")
 USUAL_TOKENS = 2**20  # default tokens per global batch
 
 
@@ -36,7 +37,8 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
 
     Raises:
         ValueError: if a size is missing or is not a positive whole number, or if the network is a
-            mixture of experts or has a separate encoder.
+            mixture of experts, has a separate encoder, shares weights between layers or is not a
+            transformer.
     """
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
@@ -83,9 +85,12 @@ def _parameters(
     heads = sizes["heads"] or 1
     head = sizes["head_size"] or hidden / heads
     inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden
-    # Networks with RMSNorm have a third matrix in the feed-forward layer, a gate.
+    # Networks with RMSNorm, and ModernBERT, have a third matrix in the feed-forward layer, a gate.
     gated = "rms_norm_eps" in config or config.get("hidden_act") == "silu"
-    attention = 2 * hidden * head * (heads + (sizes["key_heads"] or heads))
+    gated |= config.get("model_type") == "modernbert"
+    one_key = config.get("multi_query") and not config.get("new_decoder_architecture")
+    key_heads = 1 if one_key else sizes["key_heads"] or heads
+    attention = 2 * hidden * head * (heads + key_heads)
     tied = config.get("tie_word_embeddings", True)
     layer = attention + (2 + gated) * hidden * inner
     return float(layers * layer + (2 - bool(tied)) * sizes["vocabulary"] * hidden)

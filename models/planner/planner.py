@@ -86,7 +86,8 @@ def plan(
         formula_s = model.formula_seconds(found.splits.arrays())
         found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
     if not len(found) or not len(looked):
-        return nothing(workload, obstacle(workload, supply, model))
+        why = obstacle(workload, supply, model)
+        return nothing(workload, why or f"no cluster can train this workload: {found.compared()}")
     splits = np.unique(found.column("split", looked))
     arrays = found.splits.arrays(splits)
     predictions = model.predict_arrays(arrays)

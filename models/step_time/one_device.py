@@ -93,6 +93,15 @@ class Transformer(NamedTuple):
     hidden: float
     sequence: float
 
+    @property
+    def words(self) -> float:
+        """Return the number of rows in the embedding and in the output layer, as an estimate.
+
+        These rows are the parameters outside the layers. The two share their rows if tied.
+        """
+        outside = self.parameters / self.hidden - 12 * self.layers * self.hidden
+        return min(max(outside, _WORDS[0]), _WORDS[1])
+
 
 class Sheet(NamedTuple):
     """A device's memory bandwidth in GB/s, and its peak rate in TFLOP/s at a precision.
@@ -135,9 +144,7 @@ def prior(
         tokens = batch * sequence * (_RECOMPUTED if recomputed else 1.0)
         arithmetic = tokens / (sheet.rate * 1e12)
         faster = max(sheet.rate / _AMPERE, 1.0)
-        # the parameters outside the blocks are the embedding and the output layer
-        words = min(max(size / hidden - 12 * layers * hidden, _WORDS[0]), _WORDS[1])
-        logits = _LOGITS * words * batch * sequence
+        logits = _LOGITS * transformer.words * batch * sequence
         seconds = np.array(
             [
                 _LINEAR * size * arithmetic,

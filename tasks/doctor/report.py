@@ -108,5 +108,5 @@ def _registry(home: Path) -> str:
 def _types(provider: Provider) -> str:
     types = [one.name for one in provider.instance_types()]
     if not types:
-        raise Wrong("no type of [local.instance_types] fits this machine: add a smaller type")
+        raise Wrong("no [local.instance_types] fits this machine: add a type, or a smaller type")
     return ", ".join(types)

@@ -150,11 +150,24 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run two steps, and return the `figures` that `checked` describes.
+    """Run a backward pass and two steps, and return the `figures` that `checked` describes.
 
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait forever for the gradient. Also raises the errors of `train`.
     """
+    # before any step, whose hooks may remove the gradients
+    built.arithmetic.backward(built.loss_of(built.model, batch))
+    idle = [
+        name
+        for name, weights in built.model.named_parameters()
+        if weights.requires_grad and weights.grad is None
+    ]
+    built.model.zero_grad()
+    if idle:
+        raise WorkloadError(
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
+            " would wait for their gradients: use them, or set their requires_grad to False"
+        )
     # The first step of a process is several times slower, so only the second step is timed.
     item = Item(
         run_id="check",
@@ -168,16 +181,6 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     queued_s = thread_counters()[2]
     figures = train(item, built, None, Patience())
     queued_s = thread_counters()[2] - queued_s
-    idle = [
-        name
-        for name, weights in built.model.named_parameters()
-        if weights.requires_grad and weights.grad is None
-    ]
-    if idle:
-        raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
-            " would wait for their gradients: use them, or set their requires_grad to False"
-        )
     return figures | {
         "losses": [figures["first_loss"], figures["last_loss"]],
         "queued_share": queued_s / (figures["warmup_s"] + figures["step_s"]),

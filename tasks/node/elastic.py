@@ -119,6 +119,9 @@ class ElasticRun(Worker):
             for name, part in built.stateful.items():
                 part.load_state_dict(state[name])
             torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
+            if built.loader is not None:
+                built.loader.seed += manifest["step"]  # other samples than after the last start
+                built.loader.close()
             taken = {
                 "step": manifest["step"],
                 "restore_s": now(self.device) - began,

@@ -160,6 +160,14 @@ def build(
                 f"{workload.function} must return (model, loss, make_batch or a DataLoader,"
                 " optimizer)"
             )
+    averaged = {id(weights) for weights in model.parameters()}
+    if any(
+        id(weights) not in averaged for held in optimizer.param_groups for weights in held["params"]
+    ):
+        raise WorkloadError(
+            "the optimizer trains a parameter that the model does not hold, so that each device"
+            " would train it alone: make it a parameter of the model"
+        )
     computing.hold()  # user code may have changed torch's precision of products
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):

@@ -1,7 +1,8 @@
 """Check that strategies that should train exactly like ddp have the same losses as ddp.
 
 The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because tensor parallelism and ddp draw different dropout masks. The check passes if
+off, because tensor parallelism and ddp draw different dropout masks. All compute in fp32. The
+check passes if
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
@@ -26,6 +27,7 @@ from torch import nn
 
 from .entrypoint import LoadedWorkload
 from .measuring import NotMeasured
+from .precision import Arithmetic
 from .record import Item
 from .steps import Group, learn
 from .strategies.refusals import DDP, SHARDED
@@ -63,7 +65,11 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
 
         disturbed: True to change each weight by a rounding error before training.
         """
-        built = build(shared=name in SHARDED)
+        # a CPU and a GPU draw different weights from the same seed
+        built = build(shared=item.strategy in SHARDED)
+        if name not in SHARDED:
+            built.model.to(built.device)
+        built.arithmetic = Arithmetic(device=built.device)  # rounding would hide small mistakes
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -78,8 +84,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
             elif isinstance(part, nn.MultiheadAttention):
                 part.dropout = 0.0
         for weight in built.model.parameters() if disturbed else ():
-            dtype = weight.dtype if item.precision == "fp32" else torch.bfloat16
-            weight.data *= 1 + torch.finfo(dtype).eps * torch.randn_like(weight)
+            weight.data *= 1 + torch.finfo(weight.dtype).eps * torch.randn_like(weight)
         torch.manual_seed(dist.get_rank(group))
         random.seed(dist.get_rank(group))
         short = replace(

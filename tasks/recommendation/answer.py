@@ -121,12 +121,12 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. The planner runs again for each device without a row.
+    planned: the planner's rows, best first. The planner runs again for each device but the first's.
 
     Rows that meet the deadline or budget have the first ranks. Rows without a cluster have the last
     ranks, and a reason that says why no cluster was found.
     """
-    rows = [row for row in planned if row["cluster"]]
+    rows = [row for row in planned[:1] if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
     for device in sorted(devices - {row["device"] for row in rows}):
         offers, known = (
@@ -135,7 +135,8 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
         )
         (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
-    rows.sort(key=lambda row: (not row["cluster"], row_misses(row)))
+    aim = "usd" if case.workload.goals[0].goal.startswith("cheapest") else "hours"
+    rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[aim]))
     for place, row in enumerate(rows, start=1):
         row["rank"] = place
     return rows
@@ -194,9 +195,10 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     """Return a workload for the transformer with these facts.
 
     The workload allows bf16 with each of _STRATEGIES, with and without activation checkpointing.
-    The global batch has about USUAL_TOKENS tokens. The number of samples is 0 (unknown).
+    The global batch is the power of two, so that many clusters can share it, with about
+    USUAL_TOKENS tokens. The number of samples is 0 (unknown).
     """
-    batch = math.ceil(USUAL_TOKENS / facts["sequence"])
+    batch = 2 ** max(0, round(math.log2(USUAL_TOKENS / facts["sequence"])))
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     return Workload(
         name=name,

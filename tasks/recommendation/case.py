@@ -295,6 +295,8 @@ def _unpredictable(case: Case) -> str:
     remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
+    if not case.offers:
+        return f"no machine is on offer; `srift doctor --provider {name}` says why"
     what = "no machine on offer was" if case.model else "this workload was not"
     return (
         f"no step time can be predicted: {what} measured on {name} with its present definition"

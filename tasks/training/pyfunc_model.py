@@ -29,7 +29,8 @@ class StepTime(PythonModel):
         """
         predicted: pd.DataFrame = self.model.predict(model_input)
         terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())
-        return predicted.join(terms)
+        # not `join`, because the index of the input may have equal labels
+        return predicted.assign(**{name: terms[name].to_numpy() for name in terms})
 
 
 mlflow.models.set_model(StepTime())

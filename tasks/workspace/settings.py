@@ -75,7 +75,7 @@ class SettingsError(Exception):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Campaign(_Section):
@@ -322,12 +322,6 @@ class Settings(_Section):
         least, largest = stated.batches
         overshoot = self.choice.overshoot_price
         goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
-        facts: dict[str, Any] = {}  # of a transformer, such as its parameter count
-        if stated.transformer is not None:
-            try:
-                facts = read_transformer(stated.transformer, stated.sequence, self.root)
-            except (OSError, ValueError) as error:
-                raise SettingsError(f"workloads.{name}.transformer: {error}") from None
         return Workload(
             name=name,
             digest=self.workload_digest(name),
@@ -336,8 +330,21 @@ class Settings(_Section):
             global_batch_most=largest,
             modes=stated.modes,
             goals=tuple(goals),
-            **facts,
+            **self.shape(name),
         )
+
+    def shape(self, name: str) -> dict[str, Any]:
+        """Return the facts of the workload's transformer; {} if it is not a transformer.
+
+        Raises SettingsError if the shape of the transformer is not valid.
+        """
+        stated = self.workloads[name]
+        if stated.transformer is None:
+            return {}
+        try:
+            return read_transformer(stated.transformer, stated.sequence, self.root)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
     def stated(self, name: str) -> WorkloadSettings:
         """Return the section of workload `name` in srift.toml.
@@ -435,7 +442,7 @@ def read_transformer(
     sequence: tokens per sample.
     Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
     """
-    config = json.loads((root / shape).read_text()) if isinstance(shape, str) else shape
+    config = json.loads((root / shape).read_text("utf-8-sig")) if isinstance(shape, str) else shape
     if not isinstance(config, dict):
         raise ValueError(f"{shape} does not contain a JSON object with the network's shape")
     return transformer_facts(config, sequence)
@@ -459,7 +466,7 @@ def load_settings(file: Path | None = None) -> Settings:
             f"{path} belongs to another user and may run code: to trust it, cd {path.parent} first"
         )
     try:
-        body = tomllib.loads(path.read_text())
+        body = tomllib.loads(path.read_text("utf-8-sig"))
     except ValueError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
     variables = [
@@ -480,6 +487,7 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.source(name)
+        settings.shape(name)
     return settings
 
 

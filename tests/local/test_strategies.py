@@ -420,7 +420,7 @@ def misses_a_rank_within_the_timeout(*groups):
             module(torch.ones(2, 4)).sum().backward()
 
 
-def is_compared_with_ddp(group, name, kind, change=lambda _: {}):
+def is_compared_with_ddp(group, name, kind, change=lambda _: {}, error=NotMeasured):
     """The losses are those of ddp, unless `change` makes another loss or optimizer of the model."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
 
@@ -436,7 +436,7 @@ def is_compared_with_ddp(group, name, kind, change=lambda _: {}):
         return LoadedWorkload(model=model, make_batch=make_batch, **made)
 
     given = {"nodes": range(ranks), "batches": [BATCH] * ranks, "strategy": name}
-    with nullcontext() if kind is Dropping else pytest.raises(NotMeasured, match="step"):
+    with nullcontext() if error is None else pytest.raises(error, match="step"):
         compare(Item(run_id="", kind="train", **given), build, group)
 
 
@@ -455,10 +455,25 @@ def clipping(model):
     return {"optimizer": optimizer}
 
 
+def clipping_by_numbers(model):
+    """A hook clips by a norm that it computes as a number."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @optimizer.register_step_pre_hook
+    def clip(*_):
+        grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        norm = sum(grad.norm().item() ** 2 for grad in grads) ** 0.5
+        for grad in grads:
+            grad.mul_(0.05 / norm)
+
+    return {"optimizer": optimizer}
+
+
 CHECKS = [
-    (RANKS, is_compared_with_ddp, ("tensor-1d", Dropping)),
+    (RANKS, is_compared_with_ddp, ("tensor-1d", Dropping, lambda _: {}, None)),
+    (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping_by_numbers, None)),
     *((RANKS, is_compared_with_ddp, (name, Mixed, decaying)) for name in ("tables", "tensor-2d")),
-    (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping)),
+    (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping, RuntimeError)),
     (WORLD, trains_as_one_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
     *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),

@@ -68,8 +68,8 @@ judged as (
                 'ok': staged.step_s is not null
             },
             {
-                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be a number of seconds, at least 0',
-                'ok': texts.sync_s = '' or staged.sync_s is not null
+                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be a number of seconds, at most step_s',
+                'ok': texts.sync_s = '' or coalesce(staged.sync_s <= staged.step_s, false)
             },
             {
                 'name': 'measured_at', 'text': texts.measured_at, 'rule': 'must be a past time in ISO 8601',

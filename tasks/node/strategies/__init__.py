@@ -17,7 +17,7 @@ tensor-1d, tensor-2d, tensor-2.5d
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from inspect import signature
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -143,7 +143,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
         for weight in held["params"]:  # states that exist before the first step, such as Adagrad's
             if weight in optimizer.state:
                 shared.optim.state[weight] = optimizer.state[weight]
-    optimizer.state.clear()
+    optimizer.state = shared.optim.state
     optimizer.param_groups = shared.param_groups  # learning-rate schedulers write here
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
     shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
@@ -159,6 +159,9 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
+    # a norm of all shards is a sum that torch has not computed yet: its own `item` is this rank's
+    for name in ("item", "__float__", "__bool__"):
+        setattr(DTensor, name, partialmethod(_of_whole, getattr(Tensor, name)))
     for module in [*blocks(model), model]:
         fully_shard(module, **options)
     shards = dict(model.named_parameters())
@@ -166,6 +169,11 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
         optimizer,
         {whole[path]: (new, partial(_cut_as, new)) for path, new in shards.items()},
     )
+
+
+def _of_whole(value: DTensor, number: Callable[[Tensor], Any]) -> Any:
+    """Return `number` of the whole tensor of which `value` is a shard or a summand."""
+    return number(value.full_tensor())
 
 
 def _cut_as(shard: Any, values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Each function `refuse...` raises ValueError with the reason.
 """
 
 from collections.abc import Sequence
+from inspect import Parameter, signature
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded a
 ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose step equals a step of ddp up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
+_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # arguments without a name of their own
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -85,6 +87,12 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
+    if name in (*SHARDED, *TENSOR, TABLES):
+        for path, weight in model.named_parameters():
+            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                raise ValueError(
+                    f"strategy {name}: the hook on the gradient of {path} would be lost; use {DDP}"
+                )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
@@ -122,6 +130,24 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError if the strategy does not support the optimizer or its step hooks."""
     kind = type(optimizer)
+    step = vars(optimizer).get("step")
+    if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ValueError(
+            f"strategy {name}: the optimizer's own step function would be replaced, or would see"
+            f" only some of the weights; use {DDP}"
+        )
+    arguments = signature(kind).parameters.values()
+    lost = {each.name for each in arguments if each.kind not in _OPEN} - {"params"}
+    if name == ZERO1 and (lost := lost - optimizer.defaults.keys()):
+        raise ValueError(
+            f"strategy {name}: {kind.__name__} keeps {', '.join(sorted(lost))} outside its"
+            f" `defaults`, so that a copy would lack it; use {DDP}"
+        )
+    if name == TABLES and not kind.__module__.startswith("torch.optim"):
+        raise ValueError(
+            f"strategy {name}: the ranks have different weights, which the optimizer"
+            f" {kind.__name__} may combine; use {DDP}, or an optimizer of torch"
+        )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(

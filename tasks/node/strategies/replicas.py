@@ -13,6 +13,17 @@ from torch.optim import Optimizer
 Cut = Callable[[Tensor], Tensor]
 
 
+class Replaced(nn.Parameter):
+    """A parameter that a strategy has replaced. Any use raises RuntimeError."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        raise RuntimeError(
+            "the strategy replaced this parameter: code that holds parameters, such as a clip or an"
+            " average of weights, must call model.parameters() in each step; or use ddp"
+        )
+
+
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Copy the weights and buffers of the group's first rank to every rank."""
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -21,6 +32,8 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
     """Make `optimizer` train new parameters, which are parts of the old parameters.
+
+    Any later use of an old parameter raises RuntimeError, because it would have no effect.
 
     replaced: {old parameter: (new parameter, cut)}. `cut` returns the new parameter's part of an
         optimizer state, such as Adagrad's sums.
@@ -35,6 +48,9 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
             key: cut(value) if isinstance(value, Tensor) and value.shape == old.shape else value
             for key, value in optimizer.state.pop(old).items()
         }
+    for old in replaced:
+        old.data = old.data.new_empty(0)
+        old.__class__ = Replaced
 
 
 def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:

@@ -117,8 +117,6 @@ def divide(
             part.use_nested_tensor = False  # torch's fast path needs whole weights
     retarget(optimizer, blocks.of)
     optimizer.register_step_pre_hook(blocks.sum_gradients)
-    for whole in blocks.of:
-        whole.data = whole.data.new_empty(0)
     module: Any = model
     if any(weight.requires_grad for weight in model.parameters() if weight not in blocks.copies):
         paths = [path for path, weight in model.named_parameters() if weight in blocks.copies]

@@ -28,6 +28,11 @@ PUBLISHED = {
         | {"vocab_size": 50432, "expansion_ratio": 4},
         6_649_286_656,
     ),
+    "falcon-7b": (
+        {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71}
+        | {"multi_query": True, "vocab_size": 65024, "max_position_embeddings": 2048},
+        6_921_720_704,
+    ),
 }
 
 
@@ -56,6 +61,8 @@ def test_flops_and_tokens_are_those_of_a_sample():
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"ffn_config": {"moe_num_experts": 16}}, "ffn_config"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"num_hidden_groups": 1}, "num_hidden_groups"),
+        ({"state_size": 16}, "state_size"),
     ],
 )
 def test_what_has_no_such_shape_is_refused(change, named):

@@ -49,6 +49,12 @@ def test_growth_with_machines_is_learned_for_all_types():
         assert quantile(model, *[(kind, "spot")] * 4) == pytest.approx(20.0, rel=0.08)
 
 
+def test_large_launches_as_expected_leave_another_market_as_it_was():
+    rows = launches("a", "on-demand", PRIOR_S["on-demand"] * 16**0.5, 20, 16)
+    model = fit_startup(rows, slope=(0.5, 0.1))
+    assert quantile(model, ("z", "spot")) == pytest.approx(PRIOR_S["spot"], rel=0.01)
+
+
 def test_refusals_lower_the_chance_and_a_larger_gang_has_less():
     pools = [("a", "spot", "x"), ("a", "spot", "y")]
     rows = [(*pools[0], True)] * 30 + [(*pools[1], False)] * 30

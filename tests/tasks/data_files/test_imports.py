@@ -111,7 +111,7 @@ def test_parquet_and_csv_say_the_same(warehouse, tmp_path):
 
 
 BAD = """
-step_s=0 step_s=fast step_s=inf step_s= sync_s=-1 workload= workload=a/b cluster=g5.12xlarge
+step_s=0 step_s=fast step_s=inf step_s= sync_s=-1 sync_s=99 workload= workload=a/b cluster=g5.12xlarge
 cluster=99999999xg5.12xlarge batch_per_device=32+32+32 layout=0 accumulation_steps=1.5
 precision=fp8 strategy=magic switches=offload provider=moon flops_per_sample=-1
 measured_at=yesterday measured_at=2027-01-01

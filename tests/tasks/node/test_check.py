@@ -118,6 +118,14 @@ def test_what_may_not_be_meant_is_a_note(tmp_path, old, new, words):
     assert any(words in note for note in result["notes"])
 
 
+def test_gradients_that_a_hook_removes_took_part(tmp_path):
+    old = "    return model, nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=0.1)"
+    new = f"""    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    sgd.register_step_post_hook(lambda *_: model.zero_grad())
+{old.partition(" torch.optim")[0]} sgd"""
+    assert answer(tmp_path, old, new)["problem"] == ""
+
+
 def test_a_busy_machine_is_a_note(tmp_path, monkeypatch):
     counters = iter([[0.0] * 5, [9.0] * 5])
     monkeypatch.setattr(check, "thread_counters", lambda: next(counters))

@@ -1,8 +1,10 @@
 """How those that are there share out the batch of an elastic run, and that their steps are those of one batch."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +60,14 @@ def test_after_a_restart_a_machine_that_was_lost_before_they_met_is_not_waited_f
     assert lost_peer(error.value) and time.monotonic() - began < 15
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert run.patience_s() == 4.0
+
+
+def test_a_restart_draws_other_samples():
+    run = object.__new__(ElasticRun)
+    run.device, run.rank = torch.device("cpu"), 0
+    run.item = Item(run_id="e", kind="elastic", nodes=[0])
+    run.checkpoints = SimpleNamespace(newest=lambda _: ({"step": 40, "bytes": 1}, {}))
+    closed = []
+    loader = SimpleNamespace(seed=7, close=lambda: closed.append(True))
+    assert run.restore(SimpleNamespace(stateful={}, loader=loader))["step"] == 40
+    assert loader.seed == 47 and closed

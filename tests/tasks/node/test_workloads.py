@@ -80,6 +80,11 @@ def test_a_batch_that_can_move_itself_stays_what_it_is():
         ("def other(): ...", "'build'"),
         ("def build(): return 1, 2", "optimizer"),
         ("def build(): return 1, len, len, 2", "model"),
+        (
+            "from torch import nn, optim\ndef build():\n  a, b = nn.Linear(2, 2), nn.Linear(2, 2)\n"
+            "  return a, len, len, optim.SGD([*a.parameters(), *b.parameters()])",
+            "does not hold",
+        ),
     ],
 )
 def test_an_entrypoint_that_does_not_fit_is_refused(tmp_path, source, named):

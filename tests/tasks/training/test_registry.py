@@ -41,7 +41,8 @@ model = mlflow.pyfunc.load_model("models:/srift-step-time-local@champion")
 answers = []
 for rows in json.loads(sys.argv[2]):
     try:
-        answers.append(model.predict(pd.DataFrame(rows)).to_dict("list"))
+        frame = pd.DataFrame(rows).set_index(pd.Index([0]).repeat(len(rows["workload"])))
+        answers.append(model.predict(frame).to_dict("list"))
     except Exception as error:
         answers.append(str(error))
 assert not forbidden & {name.partition(".")[0] for name in sys.modules}

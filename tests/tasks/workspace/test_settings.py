@@ -54,6 +54,7 @@ WRONG = r"""
 "cheapest" } => "cheapest" }, { goal = "cheapest" } => workloads.tiny
 [campaign] => root = "/elsewhere"\n[campaign] => root
 [campaign] => [campaign => TOML
+[campaign] => [campaign]\nmax_minutes = inf => campaign.max_minutes
 tiny.py:build => tinny.py:build => 'tiny.py'
 tiny.py:build => tiny.py => workloads.tiny.entrypoint
 "lc.small" => "lc small" => lc small
@@ -138,13 +139,15 @@ def test_root_and_home_from_anywhere(project, monkeypatch):
 def test_the_facts_of_a_transformer_follow_from_its_shape(project):
     shape = "{ layers = 2, hidden = 64, sequence = 32, parameters = 1000 }"
     rewrite(project, "samples", f"transformer = {shape}\nsequence = 16\nsamples")
+    file = project / "srift.toml"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
     found = load_settings().workload("tiny")
     assert (found.layers, found.hidden, found.sequence) == (2, 64, 16)
     assert found.gradient_bytes == 4000
     for wrong in ('"absent.json"', '"tiny.py"', "{ layers = 2 }"):
         rewrite(project, "samples", f"transformer = {wrong}\nsamples")
         with pytest.raises(SettingsError, match="transformer"):
-            load_settings().workload("tiny")
+            load_settings()
 
 
 def test_a_workload_without_an_entrypoint_is_imported(project):
