@@ -105,7 +105,7 @@ def _even_out(
             (d[active, 1] > d[active, 0]) & (count[active][:, [giver, taker]] > 0).all(1)
         ]
         active = active[d[active, 1] % d[active, 0] == 0]
-        while len(active):
+        while active.size:
             moved = samples[active]
             moved[:, giver] -= d[active, 1] // d[active, 0]
             moved[:, taker] += 1

@@ -151,6 +151,8 @@ MUTANTS = (
         "models/planner"),
     _of("shares-left", "models/planner/batch_split.py", r"while len\(active\):", "while False:",
         "models/planner/test_batch_split.py"),
+    _of("shares-evened", "models/planner/batch_split.py", r"while active\.size:", "while False:",
+        "models/planner/test_batch_split.py"),
     # Watching.
     _of("backtest-leak", "models/monitoring/backtest.py", r"asked = test\[\[name.*\]\]", "asked = test",
         "models/monitoring/test_backtest.py"),
