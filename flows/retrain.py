@@ -12,7 +12,7 @@ from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
 
-# With more runs, a fit takes longer than the start of a process.
+# With more runs, the fits of a cross-validation take longer than the start of processes.
 _MANY_RUNS = 1000
 
 judge = task(judge_promises)

@@ -16,8 +16,8 @@ def each_by_task(dask: str, *, processes: bool = False) -> Each:
 
     dask: address of a Dask scheduler, on which a failed call is retried at most twice; "" to use
         the cores of this machine.
-    processes: without Dask, use processes instead of threads. Processes take seconds to start, but
-        fits of models on threads wait for each other.
+    processes: without Dask, use processes instead of threads. Processes take many seconds to start,
+        but on threads, fits run one after another.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
@@ -40,5 +40,6 @@ def _runner(dask: str, processes: bool) -> TaskRunner[Any]:
 
         runner: TaskRunner[Any] = DaskTaskRunner(address=dask)
         return runner
-    local = ProcessPoolTaskRunner if processes else ThreadPoolTaskRunner
-    return local(max_workers=max(1, int(usable_cores())))
+    cores = max(1, int(usable_cores()))
+    local = ProcessPoolTaskRunner if processes and cores > 1 else ThreadPoolTaskRunner
+    return local(max_workers=cores)

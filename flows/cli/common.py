@@ -54,7 +54,9 @@ def settings() -> Settings:
     try:
         found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise SettingsError(f"SRIFT_HOME is {found.home}, which is in or is a file") from None
+        raise SettingsError(
+            f"SRIFT_HOME is {found.home}, but it or a folder above it is a file"
+        ) from None
     found.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
     # The log of a flow run goes to Prefect, so that the console shows only the command's output.

@@ -34,6 +34,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         flops_per_sample   (6 N + 12 * layers * hidden * sequence) * sequence
         layers, hidden     the number of layers, and their width
         sequence           tokens per sample: `sequence`, or the configuration's maximum length
+        vocabulary         the number of different tokens; 0 if not stated
 
     Raises:
         ValueError: if a size is missing or is not a positive whole number, or if the network is a
@@ -67,6 +68,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         "layers": layers,
         "hidden": hidden,
         "sequence": tokens,
+        "vocabulary": int(sizes["vocabulary"] or 0),
     }
 
 

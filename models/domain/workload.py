@@ -225,6 +225,7 @@ class Workload:
       transformer's shape provides them
     - `layers`, `hidden`, `sequence`: layers, width and tokens per sample of a transformer; None for
       other workloads
+    - `vocabulary`: the number of different tokens of a transformer; None if unknown
     - `checkpoint_bytes`: None until a checkpoint was measured
     """
 
@@ -241,6 +242,7 @@ class Workload:
     layers: int | None = None
     hidden: int | None = None
     sequence: int | None = None
+    vocabulary: int | None = None
     modes: tuple[Mode, ...] = MODES[:1]
 
 

@@ -170,7 +170,8 @@ def drawn_hours(
     - one for the uncertainty of the estimated hazard, with the variance `conditions.doubt`
     - one for bunches of interruptions, with the variance
       `conditions.bunching` x (1 + passing(expected_work_hours)) (see interruption_rates.py),
-      increased by 1/n: repeats of n pieces until each succeeds are a sum of geometric variables
+      combined with 1/n: each of the n pieces is repeated until it succeeds, so that the number of
+      its interruptions is geometric
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
@@ -236,7 +237,8 @@ def _rate(
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
     estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
-    are the expected hours of training steps. `repeats` is a further variance.
+    are the expected hours of training steps. `repeats` is the variance from
+    repeated pieces (see `drawn_hours`).
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + np.asarray(repeats)) - 1

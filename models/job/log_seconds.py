@@ -101,7 +101,7 @@ class LogSeconds:
         design = np.hstack(parts)
         unseen = [(0.0, self.member_sd)] * len(members)
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
-        # the priors of groups are for `centre`
+        # `groups` holds at x = centre, but the design is centred at the mean
         mean[: len(groups)] += self.slope[0] * (x.mean() - self.centre)
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:

@@ -46,7 +46,7 @@ def finish_together(
 
 
 def split_groups(
-    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int
+    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int, equal: bool = False
 ) -> Wholes:
     """Split `total` samples among the machines of each cluster, for many clusters at once.
 
@@ -58,8 +58,9 @@ def split_groups(
         result     the samples per device, summed over the machines of the type
 
     For three machines whose devices compute 3, 2 and 2 samples, the sum is 7. The machines with an
-    additional sample come first. All sums of a cluster are 0 if its devices cannot share the
-    samples.
+    additional sample come first. If `equal` is True, samples that are left are not spread further,
+    because only equal batches will be used. All sums of a cluster are 0 if its devices cannot share
+    the samples.
     """
     present = count > 0
     pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
@@ -87,7 +88,8 @@ def split_groups(
         samples[active, taker] += given
         left[active] -= given * d[row, taker]
         active = active[~stuck & (left[active] > 0)]
-    _even_out(samples, a, pace, count, devices, np.flatnonzero(possible))
+    if not equal:
+        _even_out(samples, a, pace, count, devices, np.flatnonzero(possible))
     return np.where(possible[:, None], samples, 0)
 
 
@@ -96,8 +98,8 @@ def _even_out(
 ) -> None:
     """Move samples to types with more devices in `rows` of `samples`, while a step gets shorter.
 
-    A machine with many devices cannot take a few samples that are left, so that smaller machines
-    get all of them. The arguments are those of `split_groups`, with `pace` for k.
+    Samples that were too few for all devices of a large machine went to small machines. Here they
+    move back in groups. The arguments are those of `split_groups`, with `pace` for k.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
         d, active = devices[:, [giver, taker]], rows
@@ -298,7 +300,12 @@ def splits_of(
                 samples = whole.get(micro) if usual else None
                 if samples is None:
                     samples = split_groups(
-                        a[kinds], k[kinds], count=each, devices=devices[kinds], total=micro
+                        a[kinds],
+                        k[kinds],
+                        count=each,
+                        devices=devices[kinds],
+                        total=micro,
+                        equal=mode.of_equal_batches,
                     )
                 if usual:
                     whole[micro] = samples

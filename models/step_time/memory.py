@@ -84,7 +84,7 @@ class Needs(NamedTuple):
 
     The peak is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
     of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has batches that
-    fitted into the memory of a device. They limit the peak from above.
+    fitted: the peak of each is at most the memory of its device.
     """
 
     fixed: float
@@ -125,8 +125,8 @@ _PROPORTIONAL = 0.9
 # Activation bytes of a layer in bf16, per token and unit of width: all, and those that are kept if
 # activations are recomputed. A fused attention kernel is assumed [Korthikanti et al. 2022].
 _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
-# Bytes of a logit. With more, too few published rows of MPT, whose loss is fused, would fit: 98 %
-# with 5, 95 % with 6, 72 % with 8. A loss that is not fused needs 12 (counted for GPT-2).
+# Bytes of a logit. 5 was chosen so that published runs of MPT fit: 98 % fit with 5, 95 % with 6,
+# 72 % with 8. Their loss is fused. A loss that is not fused needs 12 bytes (counted for GPT-2).
 _LOGIT_BYTES = 5.0
 
 
@@ -243,7 +243,7 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     if "checkpointing" in mode.switches:  # one layer is recomputed at a time
         layers_bytes = _LAYER_BYTES + _KEPT_BYTES * shape.layers
     layers_bytes = wide * layers_bytes * shape.hidden
-    return (layers_bytes + _LOGIT_BYTES * shape.words) * shape.sequence
+    return (layers_bytes + _LOGIT_BYTES * (shape.vocabulary or shape.words)) * shape.sequence
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:

@@ -473,7 +473,9 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
     facts = WorkloadFacts(
         flops=flops,
         gradient_bytes=float(workload.gradient_bytes or 0),
-        transformer=Transformer(*(float(each or 0) for each in shape)) if all(shape) else None,
+        transformer=Transformer(*(float(each or 0) for each in (*shape, workload.vocabulary)))
+        if all(shape)
+        else None,
     )
     return all_introduced(model, {name: facts})
 

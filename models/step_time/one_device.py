@@ -86,18 +86,22 @@ _INTENSITY, _USUAL_INTENSITY = 0.25, 312e12 / 2039e9
 
 
 class Transformer(NamedTuple):
-    """The shape of a decoder: numbers of parameters and layers, width, and tokens per sample."""
+    """The shape of a decoder: numbers of parameters and layers, width, and tokens per sample.
+
+    vocabulary: the number of different tokens; 0 if unknown.
+    """
 
     parameters: float
     layers: float
     hidden: float
     sequence: float
+    vocabulary: float = 0.0
 
     @property
     def words(self) -> float:
         """Return the number of rows in the embedding and in the output layer, as an estimate.
 
-        These rows are the parameters outside the layers. The two share their rows if tied.
+        These rows are the parameters outside the layers. If the two are tied, rows count once.
         """
         outside = self.parameters / self.hidden - 12 * self.layers * self.hidden
         return min(max(outside, _WORDS[0]), _WORDS[1])
@@ -140,7 +144,7 @@ def prior(
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()
     lacking = 1 - sheet.confidence
     if transformer is not None:
-        size, layers, hidden, sequence = transformer
+        size, layers, hidden, sequence = transformer[:4]
         tokens = batch * sequence * (_RECOMPUTED if recomputed else 1.0)
         arithmetic = tokens / (sheet.rate * 1e12)
         faster = max(sheet.rate / _AMPERE, 1.0)

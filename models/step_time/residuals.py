@@ -134,14 +134,14 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return factors for the standard deviations of predictions, as {code: factor}.
+    """Return factors for the standard deviations of predictions without noise, as {code: factor}.
 
-    The code is that of a cell (a workload in one mode on one kind of device) with multi-device
-    rows, or that of a kind, for all other cells on the kind. With the factors, 90 % intervals are
-    those of a Student-t process [Shah et al. 2014] with W + 1 degrees of freedom: the spreads were
-    learned from W cells on the kind, and their prior counts as two. Rows of a cell add degrees of
-    freedom. They also widen the intervals if their residuals are larger than `process` predicts
-    without them. The factor is 1 for cells in `calibrated`.
+    The codes are those of cells (a workload in one mode on one kind of device) with multi-device
+    rows, and those of kinds. A cell without an entry uses the factor of its kind. With the factors,
+    90 % intervals are those of a Student-t process [Shah et al. 2014] with W + 1 degrees of
+    freedom: the spreads were learned from W cells on the kind, and their prior counts as two. Rows
+    of a cell add degrees of freedom. They also widen the intervals if their residuals are larger
+    than `process` predicts without them. The factor is 1 for cells in `calibrated`.
 
     process: the Gaussian process that was fitted to `rows`.
     """

@@ -171,7 +171,8 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         kind[at, used] = np.searchsorted(names, row)
         layout[at, used], batch[at, used] = machines_of(*text, devices)
     accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
-    if not np.all((accumulation >= 1) & (accumulation % 1 == 0)):
+    is_whole = np.isfinite(accumulation) & (accumulation == np.floor(accumulation))
+    if not np.all(is_whole & (accumulation >= 1)):
         raise ValueError("accumulation_steps must be a whole number of at least 1 in every row")
     workloads, workload = numbered(frame["workload"].astype(str))
     modes, mode = numbered(modes_of(frame))

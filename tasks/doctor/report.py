@@ -108,5 +108,7 @@ def _registry(home: Path) -> str:
 def _types(provider: Provider) -> str:
     types = [one.name for one in provider.instance_types()]
     if not types:
-        raise Wrong("no [local.instance_types] fits this machine: add a type, or a smaller type")
+        raise Wrong(
+            "no type in [local.instance_types] fits this machine: add one that is small enough"
+        )
     return ", ".join(types)

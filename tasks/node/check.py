@@ -155,12 +155,14 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait forever for the gradient. Also raises the errors of `train`.
     """
-    # before any step, whose hooks may remove the gradients
+    # before the first step, because hooks may remove gradients
     built.arithmetic.backward(built.loss_of(built.model, batch))
     idle = [
         name
         for name, weights in built.model.named_parameters()
-        if weights.requires_grad and weights.grad is None
+        if weights.requires_grad
+        and weights.grad is None
+        and not weights._post_accumulate_grad_hooks
     ]
     built.model.zero_grad()
     if idle:

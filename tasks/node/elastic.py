@@ -119,14 +119,14 @@ class ElasticRun(Worker):
             for name, part in built.stateful.items():
                 part.load_state_dict(state[name])
             torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
-            if built.loader is not None:
-                built.loader.seed += manifest["step"]  # other samples than after the last start
-                built.loader.close()
             taken = {
                 "step": manifest["step"],
                 "restore_s": now(self.device) - began,
                 "restore_bytes": manifest["bytes"],
             }
+            if built.loader is not None:  # draw other samples than after the last start
+                built.loader.seed += manifest["step"]
+                built.loader.close()
         steps = set(of_ranks(taken["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(

@@ -161,12 +161,11 @@ def build(
                 " optimizer)"
             )
     averaged = {id(weights) for weights in model.parameters()}
-    if any(
-        id(weights) not in averaged for held in optimizer.param_groups for weights in held["params"]
-    ):
+    trained = [weights for held in optimizer.param_groups for weights in held["params"]]
+    if any(weights.requires_grad and id(weights) not in averaged for weights in trained):
         raise WorkloadError(
-            "the optimizer trains a parameter that the model does not hold, so that each device"
-            " would train it alone: make it a parameter of the model"
+            "the optimizer trains a parameter outside the model, whose gradients would not be"
+            " averaged over devices: add it to the model, or make the optimizer after the model"
         )
     computing.hold()  # user code may have changed torch's precision of products
     for part in (loss,) if shared else (model, loss):

@@ -1,8 +1,8 @@
 """Check that strategies that should train exactly like ddp have the same losses as ddp.
 
 The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because tensor parallelism and ddp draw different dropout masks. All compute in fp32. The
-check passes if
+off, because tensor parallelism and ddp draw different dropout masks. Both trainings use fp32.
+The check passes if
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
@@ -69,7 +69,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         built = build(shared=item.strategy in SHARDED)
         if name not in SHARDED:
             built.model.to(built.device)
-        built.arithmetic = Arithmetic(device=built.device)  # rounding would hide small mistakes
+        built.arithmetic = Arithmetic(device=built.device)  # bf16 would hide small mistakes
         # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
         needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

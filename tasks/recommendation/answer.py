@@ -121,7 +121,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. The planner runs again for each device but the first's.
+    planned: the planner's rows, best first. The planner runs again for each device but that of the
+        first row.
 
     Rows that meet the deadline or budget have the first ranks. Rows without a cluster have the last
     ranks, and a reason that says why no cluster was found.
@@ -195,8 +196,8 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     """Return a workload for the transformer with these facts.
 
     The workload allows bf16 with each of _STRATEGIES, with and without activation checkpointing.
-    The global batch is the power of two, so that many clusters can share it, with about
-    USUAL_TOKENS tokens. The number of samples is 0 (unknown).
+    The global batch is the power of two nearest to USUAL_TOKENS tokens, because many clusters can
+    share a power of two. The number of samples is 0 (unknown).
     """
     batch = 2 ** max(0, round(math.log2(USUAL_TOKENS / facts["sequence"])))
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))

@@ -487,7 +487,8 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.source(name)
-        settings.shape(name)
+        if isinstance(workload.transformer, dict):  # a missing file must not stop `srift reap`
+            settings.shape(name)
     return settings
 
 

@@ -68,8 +68,10 @@ judged as (
                 'ok': staged.step_s is not null
             },
             {
-                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be a number of seconds, at most step_s',
-                'ok': texts.sync_s = '' or coalesce(staged.sync_s <= staged.step_s, false)
+                'name': 'sync_s', 'text': texts.sync_s, 'rule': 'must be a number of seconds from 0 to step_s',
+                'ok': texts.sync_s = '' or (
+                    staged.sync_s is not null and coalesce(staged.sync_s <= staged.step_s, true)
+                )
             },
             {
                 'name': 'measured_at', 'text': texts.measured_at, 'rule': 'must be a past time in ISO 8601',

@@ -159,8 +159,8 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
-    # a norm of all shards is a sum that torch has not computed yet: its own `item` is this rank's
-    for name in ("item", "__float__", "__bool__"):
+    # torch computes a norm over shards lazily: `DTensor.item` would return only this rank's part
+    for name in ("item", "__float__", "__int__", "__bool__"):
         setattr(DTensor, name, partialmethod(_of_whole, getattr(Tensor, name)))
     for module in [*blocks(model), model]:
         fully_shard(module, **options)

@@ -88,7 +88,10 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
     `machines` lists the number of devices of each machine.
     """
     if name in (*SHARDED, *TENSOR, TABLES):
+        kept = {id(table.weight) for table in tables_of(model).values()} if name == TABLES else None
         for path, weight in model.named_parameters():
+            if kept is not None and id(weight) not in kept:
+                continue
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise ValueError(
                     f"strategy {name}: the hook on the gradient of {path} would be lost; use {DDP}"
@@ -136,17 +139,17 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
             f"strategy {name}: the optimizer's own step function would be replaced, or would see"
             f" only some of the weights; use {DDP}"
         )
-    arguments = signature(kind).parameters.values()
-    lost = {each.name for each in arguments if each.kind not in _OPEN} - {"params"}
+    arguments = [*signature(kind).parameters.values()][1:]
+    lost = {each.name for each in arguments if each.kind not in _OPEN}
     if name == ZERO1 and (lost := lost - optimizer.defaults.keys()):
         raise ValueError(
-            f"strategy {name}: {kind.__name__} keeps {', '.join(sorted(lost))} outside its"
-            f" `defaults`, so that a copy would lack it; use {DDP}"
+            f"strategy {name} copies {kind.__name__} from its `defaults`, which lack"
+            f" {', '.join(sorted(lost))}; use {DDP}"
         )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: the ranks have different weights, which the optimizer"
-            f" {kind.__name__} may combine; use {DDP}, or an optimizer of torch"
+            f"strategy {name}: each rank has other tables, but the optimizer {kind.__name__} may"
+            f" compute across weights; use {DDP}, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

@@ -83,7 +83,7 @@ def test_a_batch_that_can_move_itself_stays_what_it_is():
         (
             "from torch import nn, optim\ndef build():\n  a, b = nn.Linear(2, 2), nn.Linear(2, 2)\n"
             "  return a, len, len, optim.SGD([*a.parameters(), *b.parameters()])",
-            "does not hold",
+            "outside the model",
         ),
     ],
 )

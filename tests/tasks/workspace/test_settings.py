@@ -147,7 +147,9 @@ def test_the_facts_of_a_transformer_follow_from_its_shape(project):
     for wrong in ('"absent.json"', '"tiny.py"', "{ layers = 2 }"):
         rewrite(project, "samples", f"transformer = {wrong}\nsamples")
         with pytest.raises(SettingsError, match="transformer"):
-            load_settings()
+            load_settings().workload("tiny")
+    with pytest.raises(SettingsError, match="transformer"):
+        load_settings()
 
 
 def test_a_workload_without_an_entrypoint_is_imported(project):
