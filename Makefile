@@ -14,6 +14,8 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadsco
 # Debian keeps ip, tc and friends in sbin directories that an ordinary user's PATH leaves out.
 export PATH := $(PATH):/usr/sbin:/sbin
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
+# A busy machine takes longer than the default of 20 s.
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS := 120
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
