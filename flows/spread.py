@@ -23,11 +23,11 @@ def each_by_task(dask: str, *, processes: bool = False) -> Each:
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
         name = getattr(function, "func", function).__name__.strip("_")
 
-        def alone(value: Any) -> Any:
+        def on_one_thread(value: Any) -> Any:
             with one_thread():
                 return function(value)
 
-        call = task(name=name, retries=2 if dask else 0)(alone)
+        call = task(name=name, retries=2 if dask else 0)(on_one_thread)
         with _runner(dask, processes) as runner:
             return list(runner.map(call, {"value": list(values)}).result())
 

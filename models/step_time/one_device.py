@@ -99,9 +99,9 @@ class Transformer(NamedTuple):
 
     @property
     def words(self) -> float:
-        """Return the number of rows in the embedding and in the output layer, as an estimate.
+        """Estimate the size of the vocabulary from the parameters outside the layers.
 
-        These rows are the parameters outside the layers. If the two are tied, rows count once.
+        If the output layer has weights of its own, the estimate is twice the size.
         """
         outside = self.parameters / self.hidden - 12 * self.layers * self.hidden
         return min(max(outside, _WORDS[0]), _WORDS[1])

@@ -148,7 +148,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
     inverse, several = process.left_out()[0], rows.ranks > 1
     kinds = dict(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
     freedoms = {kind: count + 1 for kind, count in Counter(kinds.values()).items()}
-    found = {kind: _half_width(freedom) for kind, freedom in freedoms.items()}
+    found = {kind: _width_of_t(freedom) for kind, freedom in freedoms.items()}
     for cell, kind in kinds.items():
         if cell in calibrated.cells:
             found[cell] = 1.0
@@ -157,10 +157,10 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
         freedom, weights = freedoms[kind], process.weights[at]
         square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
         scale = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
-        found[cell] = scale * _half_width(freedom + len(at))
+        found[cell] = scale * _width_of_t(freedom + len(at))
     return found
 
 
-def _half_width(freedom: int) -> float:
-    """Return the half width of Student's t 90 % interval, divided by that of a normal variable."""
+def _width_of_t(freedom: int) -> float:
+    """Return the width of the 90 % interval of Student's t, relative to the normal distribution."""
     return float(scipy.special.stdtrit(freedom, 0.95)) / Z_90

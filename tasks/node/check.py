@@ -150,7 +150,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run a backward pass and two steps, and return the `figures` that `checked` describes.
+    """Run a backward pass and two training steps, and return the dictionary `figures` of `checked`.
 
     Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
     would wait forever for the gradient. Also raises the errors of `train`.

@@ -334,7 +334,7 @@ class Settings(_Section):
         )
 
     def shape(self, name: str) -> dict[str, Any]:
-        """Return the facts of the workload's transformer; {} if it is not a transformer.
+        """Return the facts of a transformer, such as its layers; {} for other workloads.
 
         Raises SettingsError if the shape of the transformer is not valid.
         """

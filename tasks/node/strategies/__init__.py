@@ -172,7 +172,10 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _of_whole(value: DTensor, number: Callable[[Tensor], Any]) -> Any:
-    """Return `number` of the whole tensor of which `value` is a shard or a summand."""
+    """Gather the whole tensor from all ranks, and apply `number`, such as `Tensor.item`, to it.
+
+    `value` is this rank's part of the tensor. Every rank must call this function.
+    """
     return number(value.full_tensor())
 
 

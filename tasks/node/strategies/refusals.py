@@ -139,13 +139,14 @@ def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
             f"strategy {name}: the optimizer's own step function would be replaced, or would see"
             f" only some of the weights; use {DDP}"
         )
-    arguments = [*signature(kind).parameters.values()][1:]
-    lost = {each.name for each in arguments if each.kind not in _OPEN}
-    if name == ZERO1 and (lost := lost - optimizer.defaults.keys()):
-        raise ValueError(
-            f"strategy {name} copies {kind.__name__} from its `defaults`, which lack"
-            f" {', '.join(sorted(lost))}; use {DDP}"
-        )
+    if name == ZERO1:
+        arguments = [*signature(kind).parameters.values()][1:]  # without the weights
+        named = {each.name for each in arguments if each.kind not in _OPEN}
+        if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
+            raise ValueError(
+                f"strategy {name} copies {kind.__name__} from its `defaults`, which lack {lost};"
+                f" use {DDP}"
+            )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
             f"strategy {name}: each rank has other tables, but the optimizer {kind.__name__} may"

@@ -14,7 +14,10 @@ Cut = Callable[[Tensor], Tensor]
 
 
 class Replaced(nn.Parameter):
-    """A parameter that a strategy has replaced. Any use raises RuntimeError."""
+    """An old parameter, in whose place the model now has a shard or a block.
+
+    Any use raises RuntimeError.
+    """
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
