@@ -36,6 +36,8 @@ os.environ |= {
     "PREFECT_HOME": f"{SESSION}/prefect",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    # a busy machine takes longer than the default of 20 s
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "DO_NOT_TRACK": "1",
     "OPENBLAS_NUM_THREADS": "1",  # threads spin on busy cores
     "OMP_NUM_THREADS": "1",

@@ -104,7 +104,7 @@ def job(installation, count, runs, text=TINY):
         count,
         cluster=Cluster.of((count, installation.provider.offers(datetime.now(UTC))[0])),
         files=((spec, file_source(installation.settings.root, "tiny.py", "")),),
-        deadline_s=240.0,
+        deadline_s=440.0,
     )
 
 
@@ -133,7 +133,7 @@ def test_a_killed_rank_and_a_revoked_host_cost_the_runs_that_they_hit(project, c
             accidents.pop(run_id)(cluster)
 
     runs = {"before": {}, "killed": ENDLESS, "between": {}, "revoked": ENDLESS, "after": {}}
-    stop_at = time.monotonic() + 200.0
+    stop_at = time.monotonic() + 400.0
     served = serve(installation.provider, job(installation, 2, runs), stop_at=stop_at, watch=watch)
     reasons = {row["run_id"]: row["reason"] for row in served.rows}
     assert set(reasons) == {"killed", "revoked"}, served.outcome
