@@ -35,22 +35,19 @@ from .case import Case, Row
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
 
-_STRATEGIES = (
-    "ddp",
-    "zero1",
-    "zero2",
-    "fsdp",
-)  # allowed for transformers of which only the shape is known
+# The strategies to compare for a transformer that is given by its shape alone.
+_STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    samples, batch: samples of the whole job and global batch, instead of the values in srift.toml.
-    tokens: tokens of the whole job, instead of `samples`, for a transformer.
-    transformer: facts about a transformer that is not a workload of srift.toml.
-    by_gpu: if True, the answer has the first choice for each kind of device.
+    samples: samples of the whole job. None means the value in srift.toml.
+    tokens: tokens of the whole job, for a transformer. They replace `samples`.
+    batch: global batch. None means the value in srift.toml.
+    transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
+    by_gpu: if True, the answer has the best cluster of each kind of device.
     filters: (column, text) pairs. `market.offers.matching` defines which offers pass.
     """
 
@@ -67,15 +64,15 @@ class Question:
 def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> list[dict[str, Any]]:
     """Return the rows that answer the question, best first.
 
-    If `question.by_gpu` is True, there is one row for each kind of device. If `question.by_gpu` is
-    False, there are at most `top` rows, and the first row has three additional keys:
+    With `question.by_gpu`, there is one row for each kind of device. Otherwise there are at most
+    `top` rows, and the first row has three additional keys:
 
         frontier: the Pareto frontier of expected hours and dollars.
         candidates: the number of candidates.
         pilots: the result of `pilots_for` with at most `pilots` runs; None if `pilots` is 0.
 
-    If there is no model, a first model is fitted to the public data set. The workload must then be
-    a transformer, or have only public step times.
+    Without a model, a first model is fitted to the public step times that ship with Srift. This
+    happens only if the workload is a transformer, or if all its step times are public.
 
     Raises:
         SettingsError: if the workload is unknown, or its samples or global batch are unknown.
@@ -97,7 +94,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     # Imports do not state allowed modes, so all measured modes are allowed.
     if name not in workspace.settings.workloads and not shape:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    # The warehouse is closed before planning, which is slow, so that other processes can write.
+    # Planning is slow. The warehouse is closed before, so that other processes can write.
     with workspace.warehouse.read(), one_thread():
         offers = current_offers(workspace)
         runs = measured_setups(workspace.warehouse, provider, [name])
@@ -121,11 +118,10 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    planned: the planner's rows, best first. The planner runs again for each device but that of the
-        first row.
+    Rows that probably meet the deadline or budget come first. Rows without a cluster come last.
+    Their reason says why no cluster was found.
 
-    Rows that meet the deadline or budget have the first ranks. Rows without a cluster have the last
-    ranks, and a reason that says why no cluster was found.
+    planned: the planner's rows for all devices, best first. Only the first row is used.
     """
     rows = [row for row in planned[:1] if row["cluster"]]
     devices = {offer.instance_type.device for offer in case.offers}
@@ -136,7 +132,7 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
         )
         (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
-    aim = "usd" if case.workload.goals[0].goal.startswith("cheapest") else "hours"
+    aim = case.workload.goals[0].objective
     rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[aim]))
     for place, row in enumerate(rows, start=1):
         row["rank"] = place
@@ -144,9 +140,9 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
-    """Store the current prices, fit a first model to public data, promote it, and return it.
+    """Store the current prices, fit a first model to the public step times, and promote the model.
 
-    Returns None if the warehouse has no step times.
+    Returns the promoted model, or None if the warehouse has no step times.
     """
     now, name = datetime.now(UTC), workspace.provider.name
     reporter().say(
@@ -161,8 +157,8 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     """Return the workload of the question, with the question's goal as its only goal.
 
     Raises:
-        SettingsError: if the workload, its samples or its global batch are unknown, or if the
-            question has tokens but the workload has no sequence length.
+        SettingsError: if the workload, its samples or its global batch are unknown. Also if the
+            question states tokens, but the workload's sequence length is unknown.
     """
     name, settings = question.workload, workspace.settings
     if question.transformer:
@@ -193,11 +189,11 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
 
 
 def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
-    """Return a workload for the transformer with these facts.
+    """Return a workload for the transformer with the given facts (layers, FLOPs, ...).
 
     The workload allows bf16 with each of _STRATEGIES, with and without activation checkpointing.
-    The global batch is the power of two nearest to USUAL_TOKENS tokens, because many clusters can
-    share a power of two. The number of samples is 0 (unknown).
+    The global batch has about USUAL_TOKENS tokens. It is a power of two, because many clusters can
+    split a power of two evenly. The number of samples is 0 (unknown).
     """
     batch = 2 ** max(0, round(math.log2(USUAL_TOKENS / facts["sequence"])))
     modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
@@ -214,9 +210,9 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 
 
 def _imported(workspace: Workspace, name: str) -> Workload:
-    """Return the imported workload `name`, with its facts.
+    """Return the imported workload `name`, with its facts (parameters, FLOPs, ...).
 
-    A global batch or number of samples of 0 means unknown.
+    The global batch is 0 (unknown). So is the number of samples, unless the import states it.
 
     Raises:
         SettingsError: if the workload is unknown.

@@ -40,15 +40,15 @@ class Case:
 
     Attributes:
         champion: the registered model in use, or None.
-        workload: the workload, with only the modes that can be predicted.
+        workload: the workload. `Case.of` keeps only the modes that the model can predict.
         offers: the offers of the machines to compare.
-        runs: rows of the workload's measured setups.
+        runs: one row for each measured setup of the workload.
         experience: interruptions, start-up times and costs of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
         guessed: True if the workload was never measured, so that the model predicts it from its
             FLOPs or from the shape of its transformer.
-        known: the offers of machines on which step times can be predicted.
-        by_data_sheet: devices without measurements, which are predicted from their data sheets.
+        known: the offers for which the model can predict step times.
+        by_data_sheet: devices that were never measured. The model knows only their data sheets.
         notes: sentences for the user about the data behind the answer.
     """
 
@@ -74,11 +74,11 @@ class Case:
         runs: pd.DataFrame,
         experience: Experience | None = None,
     ) -> Case:
-        """Return the case of `workload`, with facts from the warehouse.
+        """Return the case of `workload`, with the workload's facts from the warehouse.
 
-        runs: a row per measured setup, also of other workloads.
-        experience: interruptions, start-up times and costs of earlier launches; None reads them
-        from the warehouse.
+        runs: one row for each measured setup. Rows of other workloads are ignored.
+        experience: interruptions, start-up times and costs of earlier launches. None means that
+            the warehouse is read.
         """
         case = cls(
             workspace=workspace,
@@ -104,10 +104,11 @@ class Case:
         able = with_compressed(champion, workload)
         model: StepTimeModel | None = able
         guessed = not able.met_workload(workload)
-        if guessed:  # FLOPs give the rates of DDP in fp32 only, a transformer's shape of all modes
-            plain = workload.layers is not None or workload.modes == (Mode(),)
-            unmet = plain and not able.modes_of(workload.name)
-            model = introduced(able, workload) if unmet else None
+        if guessed:
+            # A transformer's shape suffices to predict all modes. FLOPs suffice for DDP in fp32.
+            predictable = workload.layers is not None or workload.modes == (Mode(),)
+            new = predictable and not able.modes_of(workload.name)
+            model = introduced(able, workload) if new else None
             basis = "FLOPs" if workload.layers is None else "shape"
             why = "because the workload was never measured"
             if self.is_outdated:
@@ -126,9 +127,9 @@ class Case:
         sheets = sorted(devices - measured)
         left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
         for what, names in (
-            ("not compared in modes that were never measured:", unmeasured),
+            ("modes left out because they were never measured:", unmeasured),
             ("devices predicted from data sheets alone:", sheets),
-            ("devices not compared, without a run or a data sheet:", left_out),
+            ("devices left out because they have neither a run nor a data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
         known = [] if model is None else comparable(model, known, guessed=guessed)
@@ -149,7 +150,7 @@ class Case:
 
         top: maximum number of clusters for each goal.
         """
-        return self.stamped(planned(self.planning(top)))
+        return self.stamped(self.planning(top)())
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
         """Return a picklable function without arguments that runs the planner.
@@ -164,14 +165,14 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer `found`, with rows that have all published columns.
+        """Return the planner's answer `found` with the remaining columns of the published table.
 
-        The new columns include the provider, the model version and the time of the prices. The
+        The added columns include the provider, the model version and the time of the prices. The
         reasons get the case's notes and warnings.
         """
-        newest = self.runs["measured_at"].max() if len(self.runs) else None
-        if not pd.isna(newest):  # the warehouse's times are UTC
-            newest = newest.tz_localize(UTC).to_pydatetime()
+        newest = None
+        if len(self.runs):  # the warehouse's times are UTC
+            newest = self.runs["measured_at"].max().tz_localize(UTC).to_pydatetime()
         rows = []
         for row in found.rows:
             offers = row.pop("offers")
@@ -189,21 +190,15 @@ class Case:
         return replace(found, rows=rows)
 
 
-def planned(planning: partial[Recommendation]) -> Recommendation:
-    # A process pool needs this wrapper: it can call only functions that a module defines.
-    return planning()
-
-
 def comparable(
     model: StepTimeModel, offers: Sequence[Offer], *, guessed: bool = False
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The definition of the type must be the same as in its measurements. The device of the type must
+    If the type was measured, its definition must not have changed since. The type's device must
     have been measured or have a data sheet.
 
-    guessed: True if the workload was never measured. Devices without a data sheet are then left
-    out.
+    guessed: True if the workload was never measured. The device then needs a data sheet.
     """
     return [
         one
@@ -215,7 +210,7 @@ def comparable(
 
 def _measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured."""
-    # Offers may name the device differently. `model` uses one name for each device.
+    # Offers may have several names for a device. The model has one name for each device.
     device = model.machines[offer.instance_type.name].device
     return any(model.machines[name].device == device for name in model.measured_types)
 
@@ -225,15 +220,23 @@ def supply_of(
 ) -> Supply:
     """Return the clusters and modes from which the planner may choose for `workload`.
 
-    A mode with compressed gradients is excluded unless runs have shown convergence like DDP's. If
-    machines cost money, the offers include the cost to download the workload's data.
+    A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
+    If machines cost money, the offers include the cost to download the workload's data.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
         downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
-        # The last planned launch knows the size of the data.
+        # The newest row has the present size of the data.
         for row in downloads.tail(1).to_dict("records"):
-            offers = [replace(one, start_usd=_start_usd(workspace, row, one)) for one in offers]
+            start_usd = partial(
+                download_usd,
+                row["bytes"],
+                row["files"],
+                source=row["region"],
+                public=workspace.settings.ec2.public,
+                nat_usd_per_gb=NAT_USD_PER_GB,
+            )
+            offers = [replace(one, start_usd=start_usd(region=one.region)) for one in offers]
     return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
@@ -243,37 +246,20 @@ def supply_of(
     )
 
 
-def _start_usd(workspace: Workspace, stored: Mapping[Any, Any], offer: Offer) -> float:
-    """Return the dollars that it costs to download the workload's data to one machine of `offer`.
-
-    stored: a row of the table raw_downloads, with the size, file count and region of the data.
-    """
-    size, files, source = (stored[name] for name in ("bytes", "files", "region"))
-    public = workspace.settings.ec2.public
-    return download_usd(
-        size,
-        files,
-        source=source,
-        region=offer.region,
-        public=public,
-        nat_usd_per_gb=NAT_USD_PER_GB,
-    )
-
-
 def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the setups of the plan `found` that may become the best after further measurements."""
+    """Return the ranked setups of `found` that may turn out to be the best when measured."""
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 
 def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return the sources of the spot offers' interruption rates, joined by "; "; None if unknown.
+    """Return where the spot offers' interruption rates come from; None if unknown.
 
-    experience: {instance type: source} of rates learned from earlier launches. These sources
-    replace the offers' sources.
+    experience: {instance type: source} for the rates that were learned from earlier launches. Such
+        a rate replaces the offer's rate.
     """
     spot = [offer for offer in offers if offer.market == "spot"]
     sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
@@ -305,9 +291,9 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason for a row, with notes on data sheets and prices.
+    """Return the planner's reason for `row`, with notes on data sheets and prices.
 
-    The row of rank 1 also gets the case's notes and warnings.
+    The reason of rank 1 also has the case's notes and warnings.
     """
     devices = dict.fromkeys(offer.instance_type.device for offer in offers)
     texts = [

@@ -14,11 +14,11 @@ from ..workspace.workspace import Workspace, known_devices
 
 
 def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, Any]]:
-    """Return a row for each workload and provider with data, and for each workload without data.
+    """Return a row for each known workload and each provider with data on this workload.
 
     A row has the workload's facts (parameters, FLOPs, ...), the counts of its measured, imported
-    and public step times, and the measured devices. A workload of srift.toml without data has the
-    provider "".
+    and public step times, and the measured devices. A workload of srift.toml without data has a
+    single row, with the provider "".
     """
     with warehouse.read() as connection:
         found = rows_of_query(connection, "from known_workloads")
@@ -39,9 +39,9 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
-    """Return the error to raise for a workload without data for the workspace's provider.
+    """Return the error to raise if the workspace's provider has no data on `workload`.
 
-    The message names another provider with data, or the known workload with the most similar name.
+    The message names another provider with data, or known workloads with similar names.
     """
     known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]

@@ -1,4 +1,4 @@
-"""Suggest, but do not launch, runs (pilots) that would make an uncertain choice certain."""
+"""Suggest runs (pilots) that would reduce the uncertainty of a choice. Nothing is launched."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ from .case import SEED, Case, Row, comparable, contending, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
-SETTLED = 0.01  # a choice with less expected regret is settled: no measurement is worth its cost
-# A choice with more expected regret, and a lower probability of being the best, is not known well
-# enough to act on.
+SETTLED = 0.01  # with less expected regret, no measurement is worth its cost
+# A first choice should be measured before it is used if its expected regret is at least _UNSURE
+# and its probability of being the best is below _DOUBTFUL.
 _UNSURE, _DOUBTFUL = 0.05, 0.5
 _HELPS = 0.02  # pilots are suggested only if they remove at least this share of the regret
 
@@ -43,21 +43,19 @@ Found = dict[str, Any]
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is the loss from choosing a setup that is not the best, as a difference of natural logs
-    of hours or dollars. Keys of the result:
+    Regret is how much worse a choice is than the best setup: the difference of the natural logs of
+    their hours or dollars. If the model cannot predict the workload, the suggested runs are the
+    next refresh's runs. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. False if
-            the suggested runs would reduce the regret. None if no run would help or can be
-            suggested.
+            the suggested runs would reduce the regret. None if there is no useful run.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
             pair of cluster and PlannedRun). `regret_after` is the expected regret after this run
             and all earlier runs of the list.
         reason: why no run is suggested, else "".
 
-    buyable: offers of machines to measure on, from which `for_sale` selects.
-
-    If the workload cannot be predicted yet, the runs are those of the next refresh.
+    buyable: offers of machines to measure on. Offers without a price are ignored.
     """
     sold = for_sale(case.workspace, buyable)
     if not sold:
@@ -78,7 +76,7 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Found) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    The reason of such a row names the run to measure first.
+    The reason then names the run to measure first.
     pilots: the result of `pilots_for`.
     """
     runs, regret = pilots["runs"], pilots["regret"]
@@ -93,7 +91,10 @@ def measure_first(row: Row, pilots: Found) -> Row:
 
 
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers with known prices: in the market of [campaign], or else in all markets."""
+    """Return the offers with known prices in the market that [campaign] of srift.toml sets.
+
+    If there are none, returns the offers with known prices in any market.
+    """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
 
@@ -163,7 +164,7 @@ def _candidates(
     A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
-    # if there are many instance types, measure only mixed clusters that might be recommended
+    # Clusters of several instance types are included only if they might be recommended.
     supply = replace(launched_supply(case, sold, hosts), most_mixed=0)
     modes = dict.fromkeys(setup.mode for setup in choice_set.setups)
     workload = replace(case.workload, modes=tuple(modes) or case.workload.modes)
@@ -172,7 +173,7 @@ def _candidates(
         return []
     cheapest = found.by_price()
     setups = chain(_bought(choice_set, supply), found.setups(cheapest, supply.fits))
-    if case.guessed:  # the compute time, which single devices show, is then most uncertain
+    if case.guessed:  # then the compute time is most uncertain, and a single device shows it
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
@@ -190,7 +191,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of `choice_set` that can be launched, with the offers of `supply`."""
+    """Yield the setups of `choice_set` that can be launched, on machines of `supply`."""
     groups = sold_together(supply.offers)
     for setup in choice_set.setups:
         names = type_names(setup.cluster)
@@ -205,7 +206,7 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
 def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
     """Return `run` as an entry of `runs` in the result of `pilots_for`.
 
-    The billed time and the cost are those of a launch with this run alone.
+    The seconds and dollars are those of a launch with no other run.
     run_s: duration of the run on `cluster` in seconds.
     """
     seconds, row = costs.billed_s(run_s), run.row()
@@ -223,17 +224,19 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
 def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
     """Return the result of `pilots_for` for a workload that the model cannot predict.
 
-    The runs are at most `count` runs of the next refresh. Profiles (measurements of compute time on
-    one machine) come first.
+    The result has at most `count` runs of the next refresh. Profiles come first. A profile measures
+    the compute time of one device.
     """
     workspace, costs = case.workspace, case.experience.costs
     if case.workload.name not in {one.name for one in workspace.measurable}:
-        return _no_runs("the speed of this workload is unknown; import its flops_per_sample"
-                        " or measurements with `srift import FILE`")  # fmt: skip
+        return _no_runs(
+            "the speed of this workload is unknown; import its flops_per_sample or measurements"
+            " with `srift import FILE`"
+        )
     frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
     settings = workspace.settings.campaign
     campaign = CampaignLimits(
-        max_usd=float("inf"),
+        max_usd=math.inf,
         max_seconds=workspace.max_minutes * 60,
         max_hosts=settings.max_hosts,
         fits=workspace.provider.launches,

@@ -46,7 +46,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
     Returns the rows of the published table recommendation_changes.
     """
-    # Without the lock, a parallel export could overwrite newer files with older files.
+    # Without the lock, another process could overwrite newer files with older files.
     with alone(workspace.home, "export"):
         export(workspace.warehouse, workspace.published)
         changes = read_published(workspace.published, "recommendation_changes")
@@ -56,7 +56,7 @@ def export_copies(workspace: Workspace) -> list[Row]:
 
 
 def _renew_page(workspace: Workspace) -> None:
-    """Write the report page; on an error, print a note and keep the previous page."""
+    """Write the report page. After an error, print a note and keep the previous page."""
     page = workspace.report_page
     try:
         rows = reported(workspace.warehouse)
@@ -65,5 +65,5 @@ def _renew_page(workspace: Workspace) -> None:
             for name in (row["provider"] for row in rows["publications"])
         }
         write_whole(page, report_page.draw(rows, sources))
-    except Exception as error:  # the table is published even if the page fails
+    except Exception as error:  # an error in the page must not stop the publication
         reporter().say(f"note: the report page {page} could not be written: {error!r}")

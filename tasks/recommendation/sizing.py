@@ -1,6 +1,7 @@
 """Answer `srift size`: the largest efficient cluster and the best batch of a workload.
 
-The answer has the largest clusters with a parallel efficiency of at least 90 % and at least 80 %.
+A cluster is efficient if its parallel efficiency is at least 90 % (or 80 %). Parallel efficiency is
+the speed-up divided by the number of machines or devices.
 """
 
 import math
@@ -29,13 +30,13 @@ def size(
     The keys of the result are:
 
         scaling, checks, best_batch: lists of rows, as in the result of `size_workload`.
-        formulas: {value: formula}, how the values are computed.
+        formulas: {name of a computed value: its formula}.
         notes: sentences for the user, for example on instance types whose scaling is unknown.
         workload, provider: the two arguments.
 
     instance_type: the instance type to include; None means all types.
-    batch: the global batch to consider. None means all global batches that srift.toml allows, or
-        all measured batches if srift.toml does not have the workload.
+    batch: the global batch to consider. None means all global batches that srift.toml allows. If
+        the workload is not in srift.toml, None means all measured batches.
 
     Raises:
         SettingsError: if the workload is unknown, or was not measured on the instance type.
@@ -75,7 +76,7 @@ def size(
 def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
     """Return a note for each instance type whose scaling to several machines is unknown.
 
-    unknown, scaling: the lists under these two keys in the result of `size_workload`.
+    unknown, scaling: the values of these keys in the result of `size_workload`.
     """
     scaled = {row["instance_type"] for row in scaling}
     batches = {row["instance_type"]: row["batches"] for row in unknown}

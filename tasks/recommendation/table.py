@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import call
 
 import pandas as pd
 
@@ -14,7 +15,7 @@ from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import Workspace, spends_money
-from .case import Case, Row, planned, with_usual_goals
+from .case import Case, Row, with_usual_goals
 from .pilots import is_doubtful, measure_first, pilots_for
 
 MOST_SCORES = 20  # maximum number of requests for spot placement scores per publication
@@ -30,9 +31,9 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    If machines cost money, a doubtful first choice may name a run to measure first.
+    If machines cost money, the reason of a doubtful first choice may name a run to measure first.
 
-    runs: a row per measured setup of all workloads (see `measured_setups`).
+    runs: one row for each measured setup (see `warehouse.reads.measured_setups`).
     each: a function like `map` that plans the workloads, possibly in other processes.
     """
     with one_thread():
@@ -41,7 +42,7 @@ def recommend_all(
             Case.of(workspace, champion, with_usual_goals(workload), offers, runs, experience)
             for workload in workspace.workloads
         ]
-        plans = each(planned, [case.planning() for case in cases])
+        plans = each(call, [case.planning() for case in cases])
         answers = [case.stamped(found) for case, found in zip(cases, plans, strict=True)]
         if spends_money(workspace.provider.name):
             for case, answer in zip(cases, answers, strict=True):
@@ -50,8 +51,8 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Apply `measure_first` to the first choice for each goal if this choice is doubtful."""
-    # The search for runs to measure is slow, so the other choices are skipped.
+    """Change the doubtful rows of rank 1 to "measure_first", with a run to measure first."""
+    # The search for runs to measure is slow, so other ranks are skipped.
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
         if is_doubtful(row):
@@ -61,7 +62,7 @@ def _mark_doubtful(case: Case, answer: Recommendation) -> None:
 
 
 def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
-    """Add the provider's spot placement scores (chances of a spot request) to the rows.
+    """Add spot placement scores to the rows: EC2's ratings of the chance that a request succeeds.
 
     A row gets a score only if all its spot machines have the same instance type and zone. At most
     MOST_SCORES scores are requested.
@@ -76,7 +77,7 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
                     scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
-                except ProviderError:  # no permission or too many requests: scores are optional
+                except ProviderError:  # without permission or after too many requests
                     break
             row["placement_score"] = scores.get(request, {}).get(spot[0]["zone"])
     return rows

@@ -1,4 +1,4 @@
-"""Export an EC2 Fleet request, which starts all machines together in one zone or none of them."""
+"""Export an EC2 Fleet request. EC2 then starts all machines in one zone, or no machine."""
 
 import json
 from typing import Any
@@ -16,9 +16,9 @@ _TAGS = (
 def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request has an override for the requested cluster and for each replacement: a lower-ranked
-    cluster in the same market and region. The priorities follow the ranks. Tags describe the
-    recommendation.
+    The request names the instance type of the requested cluster, and of each lower-ranked cluster
+    that can replace it in the same market and region. EC2 prefers the better rank. Tags describe
+    the recommendation.
 
     Raises:
         ExportRefused: if the machines are local hosts or have several instance types.

@@ -1,8 +1,9 @@
 """Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
 
-Karpenter buys the instance type with the lowest price per hour. An overlay therefore multiplies the
-price of a type by (job's hours on this type) / (job's hours on the fastest type). If the goal is to
-minimize hours, an overlay sets a price proportional to the job's hours.
+Karpenter buys the instance type with the lowest price per hour, but a cheaper type may take more
+hours. An overlay therefore multiplies the price of a type by (job's hours on this type) / (job's
+hours on the fastest type). If the goal is to minimize hours, an overlay sets a price proportional
+to the job's hours.
 """
 
 from typing import Any
@@ -68,7 +69,10 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 
 
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
-    """Return a Karpenter NodeOverlay for each instance type and market, using its best cluster."""
+    """Return a Karpenter NodeOverlay for each instance type and market.
+
+    The adjusted price of a type and market uses the hours of its best cluster.
+    """
     best = {(one.types[0], one.market): one for one in reversed(ranks)}
     by_hours = Goal(goal=ranks[0].row["goal"]).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]

@@ -8,8 +8,8 @@ from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
 MAX_RUNTIME_S = 28 * 86400  # SageMaker's limit on the duration of a training job
-# The runtime limit is this factor times the 90th percentile of the hours. The limit is generous,
-# because a stopped job costs money and produces nothing. It is meant for jobs that hang.
+# The runtime limit is this factor times the 90th percentile of the hours. Only jobs that hang should
+# reach the limit, because a stopped job costs money and produces nothing.
 RUNTIME_LIMIT_FACTOR = 2.0
 
 
@@ -61,18 +61,19 @@ def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
     """Return True if one SageMaker request can name both clusters as alternatives.
 
     Both clusters must be on-demand, in one region, with the same training command. Each cluster
-    must have a single instance type, which the other cluster lacks.
+    must have a single instance type, which differs from the other cluster's type.
     """
-    if first.market != "on-demand" or len(first.types) > 1 or first.types == other.types:
-        return False
-    ours, theirs = (
-        (one.training, one.market, one.row["region"], len(one.types)) for one in (first, other)
+    return (
+        first.market == other.market == "on-demand"
+        and first.row["region"] == other.row["region"]
+        and first.training == other.training
+        and len(first.types) == len(other.types) == 1
+        and first.types != other.types
     )
-    return ours == theirs
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
-    """Return one job of the exported document: ranks, clusters, EC2 dollars and the request.
+    """Return one job of the exported document, with its CreateTrainingJob request.
 
     ranks: the clusters among which SageMaker chooses, best first.
     """

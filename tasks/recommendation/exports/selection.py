@@ -21,7 +21,7 @@ from ...workspace.workspace import refresh_command, spends_money
 
 Row = Mapping[str, Any]
 PORT = 29500  # torchrun's default
-_MOST_DEARER = 3.0  # a replacement costs at most this many times the dollars of the requested row
+_MOST_DEARER = 3.0  # a replacement costs at most this multiple of the requested row's dollars
 MODE = ("accumulation_steps", "precision", "strategy", "switches")
 
 
@@ -36,10 +36,10 @@ class RankedCluster:
 
     layout: number of devices used on each machine.
     batches: batch per device on each machine.
-    offers: a dictionary for each offer, in the order of torchrun's node ranks. The key `count` is
-    the number of machines.
-    zone: None if the price holds in the whole region.
-    training: layout, batches, accumulation steps and mode, which determine the training command.
+    offers: the row's offers, in the order of torchrun's node ranks. Each offer is a dictionary,
+        whose key `count` is the number of machines.
+    zone: the machines' zone; None if the offer holds in every zone of the region.
+    training: layout, batches, accumulation steps and mode. They determine the training command.
     """
 
     def __init__(self, row: Row) -> None:
@@ -78,9 +78,14 @@ class Selection:
         most _MOST_DEARER times as much (if the prices are known).
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
-        below = [one for one in self.ranks if one.rank > self.first.rank]
-        able = [one for one in below if not row_misses(one.row)]
-        return [self.first, *(one for one in able if (one.row["usd"] or 0.0) <= most_usd)]
+        replacements = (
+            one
+            for one in self.ranks
+            if one.rank > self.first.rank
+            and not row_misses(one.row)
+            and (one.row["usd"] or 0.0) <= most_usd
+        )
+        return [self.first, *replacements]
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
@@ -131,7 +136,7 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings: old data, a constraint that is probably missed, or a doubtful choice."""
+        """Return warnings about old data, a limit that is probably missed and a doubtful choice."""
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
@@ -148,7 +153,7 @@ class Selection:
         return warnings
 
     def _age_h(self, column: str) -> float:
-        """Return the age in hours of the requested row's time in `column`."""
+        """Return the hours since the time in `column` of the requested row."""
         moment: datetime = self.first.row[column]
         return max(0.0, (self.now - moment).total_seconds() / 3600)
 
@@ -164,7 +169,8 @@ def select(
 ) -> Selection:
     """Return the published row with the requested rank, and all rows of its goal.
 
-    goal: may be None if the workload has only one goal.
+    goal: the name of a goal, or a goal with its limit such as `cheapest_within_deadline 12 h`. May
+        be None if the workload has only one goal.
     provider: may be None if all published rows of the workload have the same provider.
     rank: the rank of the row to export.
 
@@ -184,8 +190,7 @@ def select(
             raise SettingsError(f"no published {column} {wanted!r}; {near}")
         rows = [row for row in rows if wanted in (None, row[column])]
     goals = list(dict.fromkeys(map(goal_text, rows)))
-    matches = [one for one in goals if goal in (None, one)]
-    matches = matches or [one for one in goals if one.split(" ")[0] == goal]
+    matches = [one for one in goals if goal in (None, one, one.split(" ")[0])]
     if len(matches) != 1:
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
         raise SettingsError(f"choose one goal of {workload}: {choices}")

@@ -8,8 +8,7 @@ from .selection import PORT, RankedCluster, Selection, as_comment, as_yaml, labe
 def skypilot(selection: Selection) -> tuple[Any, str]:
     """Return a SkyPilot task as a dictionary, and its YAML text.
 
-    SkyPilot tries the task's resources in order: the requested cluster, then the lower-ranked
-    clusters that can replace it.
+    SkyPilot tries the requested cluster first, then the lower-ranked clusters that can replace it.
 
     Raises:
         ExportRefused: if the machines are local hosts or have several instance types.

@@ -76,7 +76,7 @@ if __name__ == "__main__":
 
 
 def torchrun(selection: Selection) -> tuple[Any, str]:
-    """Return the document that `--json` prints (batches and commands), and a Python file's text.
+    """Return batches and commands as the document of `--json`, and the text of a Python file.
 
     The file has the batch of each process, the torchrun commands, a batch sampler and a training
     step.
