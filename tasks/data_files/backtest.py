@@ -26,7 +26,7 @@ def backtest(
 ) -> dict[str, Any]:
     """Fit a model to the file `train`, predict the file `test`, and report the errors.
 
-    workloads: file with facts of workloads.
+    workloads: file with facts of workloads, such as parameters and FLOPs.
     catalogue: file of instance types.
     predictions: file to which the rows of `test` are written with their predictions.
 
@@ -35,8 +35,8 @@ def backtest(
         provider: "local" or "ec2", the provider of all rows.
         rows: number of rows in the test file.
         predicted: number of rows that could be predicted.
-        summary: a row for each workload, for each number of instances, and for all rows. A row has
-            the errors, and the share of step times inside their predicted intervals.
+        summary: a row for each workload, for each number of instances, and for the whole file. A
+            row has the errors, and the share of step times inside their predicted intervals.
         sentences: warnings.
 
     Raises:

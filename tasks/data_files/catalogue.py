@@ -13,7 +13,7 @@ COLUMNS += ["device_memory_gib", "device_tflops"]
 
 
 class CatalogueRow(BaseModel):
-    """One instance type of a catalogue file. Empty values become None, which means unknown."""
+    """One instance type of a catalogue file. None means that the file's value is empty."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -29,7 +29,7 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the accelerator's name, "part of NAME" for a fraction of a GPU, or "cpu"."""
+        """Return the accelerator's name, or "cpu". A fraction of a GPU is "part of NAME"."""
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 
@@ -45,7 +45,8 @@ class CatalogueRow(BaseModel):
 def read_catalogue(path: Path) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
-    Peak rates (TFLOP/s) are looked up by the name of the device.
+    The peak TFLOP/s of a device are looked up by its name. They are not read from the file.
+
     Raises ImportRefused if a value is bad, a type is repeated or the file cannot be read.
     """
     rows = [

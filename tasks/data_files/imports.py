@@ -1,7 +1,7 @@
 """Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
 
-Facts are numbers such as parameters and FLOPs. The model no longer learns from a forgotten import.
-Importing the same files again restores a forgotten import.
+Facts are numbers such as parameters and FLOPs. `srift forget` undoes an import: the model no longer
+learns from its rows. Importing the same files again restores the rows.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that were not in use before, such as the rows of a forgotten import.
+    new: number of rows that were not in use before. They are not stored yet, or were forgotten.
     counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
         {"vit": 12}}.
     sentences: warnings.
@@ -93,9 +93,9 @@ class ImportFiles:
     workloads: Path | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return a digest of the files and `providers`.
+        """Return the id of an import of the files for `providers`, which is a digest.
 
-        The digest of the measurements that ship with Srift is PUBLIC_IMPORT.
+        The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
         """
         rows, facts = (
             digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
@@ -117,7 +117,7 @@ def import_measurements(
 ) -> Imported:
     """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
-    Loading the same files again changes nothing.
+    Loading the same files again changes nothing, unless their import was forgotten.
 
     local_types: names of the local instance types.
     force: if True, implausible rows are loaded too.
@@ -178,11 +178,11 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
 
 
 def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
-    """Return warnings about instance types without a data sheet, and about changed rows.
+    """Return warnings about instance types without a data sheet, and about changed step times.
 
-    counts: the result of `staged_counts`.
+    counts: the result of `warehouse.imports.staged_counts`.
     types: the known instance types of each provider.
-    other: the number of rows whose run_id has another step time in the warehouse.
+    other: the number of rows whose run_id is stored with another step time.
     """
     known = {name for names in types.values() for name in names}
     unknown = sorted(set(counts.get("instance type", ())) - known)
@@ -198,12 +198,7 @@ def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -
     return doubts
 
 
-def _judge(
-    connection: Connection,
-    path: Path,
-    types: Types,
-    workloads: Sequence[str],
-) -> None:
+def _judge(connection: Connection, path: Path, types: Types, workloads: Sequence[str]) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
@@ -233,9 +228,10 @@ def _judge(
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated:
-    emulated machines differ from the measured machines. Raises WarehouseError if the warehouse
-    cannot be written.
+    Imports nothing and returns 0 if the step times were imported before. The same holds if EC2 is
+    emulated, because the step times were measured on real machines.
+
+    Raises WarehouseError if the warehouse cannot be written.
     """
     warehouse = workspace.warehouse
     known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)  # also if forgotten later
@@ -256,11 +252,11 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 def asked_of_public(
     workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
 ) -> Workspace:
-    """Import the public step times if a question about `workload` needs them.
+    """Import the public step times that ship with Srift if a question about `workload` needs them.
 
-    A question needs public step times if it is about a transformer, or about a workload that has
-    public step times and no code in srift.toml. Measurements of `workload` on EC2 make the import
-    unnecessary.
+    A question about a transformer needs them. A question about a workload with public step times
+    needs them if srift.toml has no code of the workload. If `workload` was measured on EC2, nothing
+    is imported.
 
     shape: True if the question is about a transformer on EC2.
 
@@ -275,11 +271,11 @@ def asked_of_public(
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:
-    """Mark the import whose id begins with `text` as forgotten: the model no longer uses its rows.
+    """Undo the import whose id begins with `text`: models no longer use its rows and facts.
 
-    Facts of the import (numbers such as parameters) are no longer used either. Nothing is deleted.
-    Keys of the result:
+    Facts are numbers such as parameters and FLOPs. Nothing is deleted. Keys of the result:
 
+        import_id: the complete id of the import.
         rows: number of measurements that are no longer used.
         facts: number of workloads whose imported facts are no longer used.
         sentence: the message to the user.
@@ -300,8 +296,8 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
     rows, facts = gone["rows_gone"], gone["facts_gone"]
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
-        f" count. The model includes them until {_refreshes(imports[import_id]['providers'])}"
-        " runs; importing the files again restores them"
+        f" count. The model forgets them when {_refreshes(imports[import_id]['providers'])} runs;"
+        " importing the files again restores them"
     )
     return {"import_id": import_id, "rows": rows, "facts": facts, "sentence": sentence}
 

@@ -1,7 +1,7 @@
 """Read measurements, and facts of workloads, from CSV or Parquet files (docs/data-files.md).
 
-Facts are numbers such as parameters and FLOPs. The whole file is refused if a single value is bad.
-The error names the line (or row), the column and the reason for each bad value.
+Facts are numbers such as parameters and FLOPs. A single bad value makes Srift refuse the whole
+file. The error names the line (or row), the column and the reason for each bad value.
 """
 
 import csv
@@ -30,13 +30,13 @@ from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged
 
 from ..workspace.workspace import PROVIDERS
 
-_SHOWN = 20
+_SHOWN = 20  # maximum number of bad values in the message of an error
 _AHEAD = timedelta(days=1)  # a time without a zone may come from a zone ahead of UTC
 _Described = TypeVar("_Described", bound=BaseModel)
 
 
 class ImportRefused(Exception):
-    """A file cannot be imported. `problems` has a sentence for each bad value."""
+    """The file cannot be imported. `problems` has a sentence for each bad value."""
 
     exit_code = 1
 
@@ -93,7 +93,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows to which a model can be fitted, and the names of unknown columns.
+    """Return the file's rows as `TrainingData.runs`, and the names of unknown columns.
 
     Raises ImportRefused if a value is bad.
     """
@@ -118,8 +118,11 @@ def read_descriptions(
     rows: list[_Described] = []
     problems: list[str] = []
     for texts in table.to_pylist():
-        known = {name: value for name, value in texts.items() if value is not None}
-        given = {name: str(value).strip() for name, value in known.items() if value == value}
+        given = {
+            name: str(value).strip()
+            for name, value in texts.items()
+            if value is not None and value == value
+        }
         try:
             rows.append(kind.model_validate({name: text for name, text in given.items() if text}))
         except ValidationError as error:
@@ -139,6 +142,7 @@ def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of a file with facts of workloads, and the names of unknown columns.
 
     Facts are numbers such as parameters and FLOPs. A row has no keys for empty facts.
+
     Raises ImportRefused if a value is bad or a workload is repeated.
     """
     rows, ignored = read_descriptions(path, Facts, key="workload")
@@ -161,29 +165,19 @@ def _unknown_columns(
 def read_table(path: Path) -> pa.Table:
     """Read a CSV or Parquet file, and add a column `place` with the number of the line or row.
 
-    The header of a CSV file is line 1, and all other values are texts. Raises ImportRefused if the
-    file cannot be read, has no rows or a repeated column, or if a line has too many values.
+    The header of a CSV file is line 1. All other columns of a CSV file have text values.
+
+    Raises ImportRefused if the file cannot be read, has no rows or a repeated column, or if a line
+    has too many values.
     """
     try:
         if is_parquet(path):
             table = pq.read_table(path)
             table = table.append_column("place", pa.array(range(1, len(table) + 1)))
-            return _with_rows(path, table)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = names
-            rows = [row | {"place": reader.line_num} for row in reader]
+        else:
+            table = _read_csv(path)
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise ImportRefused(path, [f"it cannot be read: {error}"]) from error
-    if long := [row["place"] for row in rows if None in row]:
-        raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
-    schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
-    return _with_rows(path, pa.Table.from_pylist(rows, schema=schema))
-
-
-def _with_rows(path: Path, table: pa.Table) -> pa.Table:
-    """Return `table`. Raises ImportRefused if `table` has no rows or a repeated column."""
     counts = Counter(table.column_names)
     problems = [f"column {name!r} is repeated" for name, count in counts.items() if count > 1]
     if not len(table):
@@ -191,6 +185,18 @@ def _with_rows(path: Path, table: pa.Table) -> pa.Table:
     if problems:
         raise ImportRefused(path, problems)
     return table
+
+
+def _read_csv(path: Path) -> pa.Table:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows = [row | {"place": reader.line_num} for row in reader]
+    if long := [row["place"] for row in rows if None in row]:
+        raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
+    schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def ignored_columns(names: Iterable[str]) -> list[str]:
@@ -209,7 +215,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def row_word(path: Path) -> str:
-    """Return the word for a place in the file: "row" for Parquet, "line" for CSV."""
+    """Return what the column `place` counts: "row" for a Parquet file, "line" for a CSV file."""
     return "row" if is_parquet(path) else "line"
 
 

@@ -1,7 +1,7 @@
 """Read the public step times that ship with Srift (warehouse/seeds).
 
-Srift imports public step times when it first needs them, but never again after a user has forgotten
-the import.
+Srift imports the public step times when it first needs them. After `srift forget public-steps`,
+Srift does not import them again.
 """
 
 import csv
@@ -21,7 +21,7 @@ from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
 
 PROVIDER = "ec2"
-PUBLIC_IMPORT = "public-steps"  # staging views recognize packaged imports by the prefix `public-`
+PUBLIC_IMPORT = "public-steps"  # warehouse/staging recognizes public rows by the prefix `public-`
 ORIGIN = "public step times that came with Srift (warehouse/seeds/README.md)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
@@ -30,30 +30,29 @@ MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 
 @cache
 def public_workloads() -> dict[str, WorkloadSettings]:
-    """Return the settings (samples, batches, goals) of workloads whose step times Srift ships."""
+    """Return the settings (samples, batches, goals) of workloads with public step times."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
 @cache
 def packaged_names() -> frozenset[str]:
-    """Return the names of all workloads whose step times ship with Srift."""
+    """Return the names of all workloads with public step times."""
     with FACTS.open(newline="") as file:
         return frozenset(row["workload"] for row in csv.DictReader(file))
 
 
 def public_machines() -> list[dict[Any, Any]]:
-    """Return a row for each machine with public step times that EC2 does not sell.
+    """Return a row for each machine that has public step times, but is not sold by EC2.
 
     The rows have the columns of the mart `instance_types`.
     """
-    table = pd.read_csv(FOLDER / "machines.csv").astype(object)
-    rows = table.where(table.notna(), None).to_dict("records")
-    return [{**dict(row), "provider": PROVIDER, "digest": ""} for row in rows]
+    table = pd.read_csv(FOLDER / "machines.csv").assign(provider=PROVIDER, digest="").astype(object)
+    return table.where(table.notna(), None).to_dict("records")
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace plus the workloads that have only public step times, on EC2.
+    """Return the workspace plus, on EC2, the workloads that have only public step times.
 
     Public step times ship with Srift. A workload of the same name in srift.toml takes precedence.
     """
@@ -68,5 +67,8 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
 
 def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """Return True if the workload has step times in the warehouse, and all ship with Srift."""
+    """Return True if all step times of the workload in the warehouse are public.
+
+    Returns False if the warehouse has no step times of the workload.
+    """
     return len(mart(warehouse, "public_rows", provider=provider, workload=workload)) > 0

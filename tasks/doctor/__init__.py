@@ -1,1 +1,1 @@
-"""Check whether a refresh can run on this installation, and say how to fix what prevents it."""
+"""Check whether a refresh can run on this installation, and name a fix for each problem."""

@@ -1,6 +1,6 @@
 """Check an AWS account: credentials, bucket, roles, and launches and quotas in each region.
 
-The checks start no machine and leave nothing behind.
+The checks start no machine. The only object that they write to the bucket is deleted again.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ from ..workspace.workspace import open_workspace
 from .data import examine_data
 from .findings import Finding, NotChecked, judged
 
-MAX_CLOCK_S = 240.0  # AWS refuses requests signed more than 300 s before or after its time
+MAX_CLOCK_S = 240.0  # AWS refuses requests whose time is more than 300 s from AWS's clock
 # EC2's service-linked roles. AWS creates them with an account's first spot machine and first fleet.
 SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
 }
-_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # ends of the URIs of public groups in an ACL
+_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # how the URIs of public groups end in an ACL
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
@@ -47,7 +47,7 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Find
         says = "set bucket under [ec2]: machines report through an S3 bucket"
         found = [Finding("settings", "wrong", says)]
     found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
-    try:  # needs no permission: a refusal means wrong credentials
+    try:  # GetCallerIdentity needs no permission: a refusal means wrong credentials
         api = connect(clients)
         caller = api.ask("sts:GetCallerIdentity", ec2.regions[0])
     except ProviderError as error:
@@ -104,9 +104,9 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Check that AWS lets Srift read prices, and return a sentence about the result.
+    """Request a list price and a spot price, and return a sentence about the result.
 
-    Raises NotChecked if a request is refused.
+    Raises NotChecked if AWS refuses a request.
     """
     try:
         api.ask("pricing:GetProducts", PRICE_LIST_REGION, ServiceCode="AmazonEC2", MaxResults=1)
@@ -130,24 +130,25 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 def _private(api: Ec2Api, ec2: Ec2) -> str:
     """Return a sentence if the bucket is private. Raises Wrong if the bucket is public."""
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
-    missing, action = "NoSuchPublicAccessBlockConfiguration", "s3:GetBucketPublicAccessBlock"
-    answer = api.ask_unless((missing,), action, region, **words)
-    blocked = answer.get("PublicAccessBlockConfiguration", {})
-    missing, action = "NoSuchBucketPolicy", "s3:GetBucketPolicyStatus"
-    status = api.ask_unless((missing,), action, region, **words).get("PolicyStatus", {})
+    missing = ("NoSuchPublicAccessBlockConfiguration", "NoSuchBucketPolicy")
+    block = api.ask_unless(missing, "s3:GetBucketPublicAccessBlock", region, **words)
+    policy = api.ask_unless(missing, "s3:GetBucketPolicyStatus", region, **words)
     grants = api.ask("s3:GetBucketAcl", region, **words)["Grants"]
-    granted = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
-    # the public access block overrides the bucket policy and the ACL
-    by_policy = status.get("IsPublic") and not blocked.get("RestrictPublicBuckets")
-    if by_policy or (granted and not blocked.get("IgnorePublicAcls")):
+    by_policy = policy.get("PolicyStatus", {}).get("IsPublic")
+    by_acl = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
+    # The public access block overrides the bucket policy and the ACL.
+    blocked = block.get("PublicAccessBlockConfiguration", {})
+    if (by_policy and not blocked.get("RestrictPublicBuckets")) or (
+        by_acl and not blocked.get("IgnorePublicAcls")
+    ):
         raise Wrong(f"bucket {ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
     return "the bucket is not public"
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Check that an object in the bucket can be written, read, listed and deleted.
+    """Write, read, list and delete an object in the bucket, and return a sentence about it.
 
-    Raises Wrong if the list lacks the object.
+    Raises Wrong if the list of objects lacks the written object.
     """
     region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
     words = {"Bucket": ec2.bucket, "Key": key}
@@ -165,7 +166,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
     try:
         api.ask("iam:GetRole", ec2.regions[0], RoleName=role)
     except AwsRefused as error:
-        # IAM also denies access to a role that does not exist.
+        # IAM may answer with "access denied" even if the role does not exist.
         if error.code not in ("NoSuchEntity", *DENIED):
             raise
         fix = f"aws iam create-service-linked-role --aws-service-name {SERVICE_ROLES[role]}"
@@ -176,7 +177,7 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
-    """Check the machine image and the subnets, and dry-run a launch of two small machines."""
+    """Check the machine image and the subnets, and dry-run a launch of two machines."""
     check, several = f"launches in {region}", packaged().several_interfaces
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
     pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
@@ -207,7 +208,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Send the EC2 requests that create a launch's resources, as dry runs."""
+    """Send the EC2 requests of a launch as dry runs, and yield which requests AWS allows."""
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
@@ -216,7 +217,7 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
         requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
     for action, request in requests:
-        # the security group and the placement group do not exist yet
+        # The requests cannot name the security group and the placement group: neither exists yet.
         words = _without(request, ("Groups", "Placement"))
         try:
             api.ask(action, spec.region, DryRun=True, **words)
@@ -237,9 +238,9 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota allows the smallest machine that the quota limits.
+    """Check that at least one vCPU quota is large enough for the smallest machine under this quota.
 
-    The quotas are those of the market that [campaign] of srift.toml sets.
+    Only quotas of the market that [campaign] of srift.toml sets are checked.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

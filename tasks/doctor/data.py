@@ -31,7 +31,7 @@ def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iter
             [plan] = carrier.plans([name], settings.ec2.regions[0])
             if plan.problem:
                 yield Finding(check, "wrong", plan.problem)
-            else:  # the machines' role may have the right to list data of unknown size
+            else:  # the size is unknown if only the machines' role may list the data
                 yield Finding(check, "note" if plan.size is None else "ok", str(plan))
             if needed := statements(settings.ec2, data.source):
                 role, policy = settings.ec2.instance_profile, json.dumps(needed)

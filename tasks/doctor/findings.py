@@ -1,4 +1,4 @@
-"""Define the findings of `srift doctor`, one for each check."""
+"""Define a finding of `srift doctor`, which is the result of a check."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,8 @@ def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     The status is `wrong` if the check fails. The status is `note` if the check could not run, or if
     the warehouse is missing or busy.
 
-    ask: the check, which is called with the arguments `given` and returns a text.
+    ask: a function that does the check, and returns the result as text.
+    given: the arguments of the function.
     """
     try:
         return Finding(check, "ok", ask(*given))

@@ -1,4 +1,4 @@
-"""Replace the placeholders in the IAM policies of deployments/iam with the installation's names."""
+"""Fill in the placeholders of the IAM policies in deployments/iam, such as the bucket's name."""
 
 import json
 from pathlib import Path

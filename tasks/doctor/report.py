@@ -58,8 +58,8 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
     Raises:
         Wrong: if SRIFT_HOME is not writable or its disk is nearly full.
         SettingsError: if the data of a workload cannot be used.
-        ProviderError: if the refresh would spend money and a check fails. The message names all
-            problems.
+        ProviderError: if the refresh would spend money and a check fails. The message names each
+            problem.
     """
     check_home(settings.home)
     for name in settings.workloads:
@@ -80,8 +80,9 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 
 
 def share_warehouse(settings: Settings) -> str:
-    """Copy the rows of the warehouse file in SRIFT_HOME to the shared warehouse; return a message.
+    """Copy the rows of the warehouse file in SRIFT_HOME to the shared warehouse.
 
+    Returns a message with the number of rows of each table.
     Raises SettingsError if srift.toml names no shared warehouse.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")

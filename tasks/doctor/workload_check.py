@@ -1,7 +1,8 @@
 """Run two steps of a workload on this machine, in each of its precisions, for `srift check`.
 
-The environment is that of a local host: the files that Srift sends to machines, installed
-requirements, clean environment variables and, with Linux namespaces, no network.
+The steps run as on a local host: with only the files that Srift sends to machines, the installed
+requirements, clean environment variables and no network. If this machine does not allow Linux
+namespaces, the steps have network access.
 """
 
 import json
@@ -26,7 +27,7 @@ from ..workspace.environments import install_at
 from ..workspace.settings import Settings
 from ..workspace.sources import Source
 
-_SHARE = 4  # the check uses a quarter of the smallest global batch, like one of four devices
+_DIVISOR = 4  # the check's batch is the smallest global batch divided by this number
 
 
 class CheckFailed(Exception):
@@ -50,7 +51,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         fetched = data.fetched_below(settings.home)
         file = replace(file, data=str(fetched if fetched.is_dir() else data.source))
     stated = settings.stated(name)
-    batch = max(1, stated.batches[0] // _SHARE)
+    batch = max(1, stated.batches[0] // _DIVISOR)
     try:
         python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
@@ -74,14 +75,14 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             "batch": batch,
             "folder": str(folder),
         }
-        # Without a limit, a workload that is too large wakes the kernel's out-of-memory killer.
+        # Without a limit on memory, Linux might kill another process if the workload is too large.
         command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
         command += [python, "-m", "node.check", str(answer)]
         try:
             done = subprocess.run(
                 without_network(isolation, command),
                 input=json.dumps(question).encode(),
-                stdout=sys.stderr.fileno(),  # keeps the workload's prints out of the output
+                stdout=sys.stderr.fileno(),  # what the workload prints is no output of Srift
                 cwd=folder / file.folder,
                 env=agent.clean_environment(folder)
                 | {
@@ -120,7 +121,10 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code and Srift's agent below `place`, as they lie on a machine."""
+    """Write the workload's code and Srift's agent to the same folders as on a machine.
+
+    place: the folder that contains these folders.
+    """
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)
     if file.folder:

@@ -1,1 +1,1 @@
-"""Check for drift and slow runs, judge past recommendations, and report spending and status."""
+"""Find drift and slow runs, judge past recommendations, and report spending and status."""

@@ -1,8 +1,8 @@
 """Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
 
-A choice is a published recommendation. Its regret is its extra cost over the best choice that is
-now known. Its promises are the predicted step time, hours and dollars. The checks run before a new
-model learns from the new runs.
+A choice is a published recommendation. The regret of a choice is its extra cost over the best
+choice that is now known. The promises of a choice are its predicted step time, hours and dollars.
+The checks must run before a new model learns from the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,16 +41,16 @@ def note_drift(
     An instance type drifts in a zone if too many of its new runs lie outside their predicted
     intervals.
 
-    frames: the provider's runs, the result of `training_frames`.
-    champion: the model in use. None means that the sentences report earlier tests.
+    frames: the result of `warehouse.reads.training_frames`.
+    champion: the model in use. None means that nothing is tested. The sentences then report
+        earlier tests.
     """
-    known = rows_of(workspace.mart("drift", drifting=True))
     if champion is not None:
+        known = rows_of(workspace.mart("drift", drifting=True))
         before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
-        known = rows_of(workspace.mart("drift", drifting=True))
-    return [drift_sentence(row) for row in known]
+    return [drift_sentence(row) for row in rows_of(workspace.mart("drift", drifting=True))]
 
 
 def _store(
@@ -67,9 +67,10 @@ def _store(
 
 
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
-    """Return {drifting instance type: time until which its runs must be measured again}.
+    """Return {drifting instance type: time of its newest run that was tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. Runs up to
+    this time must be repeated.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -81,8 +82,8 @@ def note_alarms(
 ) -> list[str]:
     """Store an alarm for each slow run, and return sentences about slow runs and slow machines.
 
-    A slow run takes much longer than the model in use predicts. Runs to which the model was fitted
-    are not checked.
+    A run is slow if it takes much longer than the model in use predicts. Runs to which the model
+    was fitted are not checked.
 
     champion: the model in use. None means that only machines are checked.
     refresh_id: the refresh whose machines are checked.
@@ -102,7 +103,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and a sentence that counts older alarms.
+    """Return a sentence for each of the newest alarms, and the number of older alarms.
 
     alarms: rows of the mart `alarms`, the newest first.
     """
@@ -129,7 +130,7 @@ def judge_promises(
 
     Each comparison is stored as a row of the table raw_ledger. Returns the number of new rows.
 
-    frames: the result of `training_frames`.
+    frames: the result of `warehouse.reads.training_frames`.
     """
     types = frames["instance_types"]
     judged = regret_ledger.judge(
@@ -145,9 +146,9 @@ def judge_promises(
 
 
 def ledger_sentence(summary: Row) -> str:
-    """Return a sentence that compares published choices to their later measurements.
+    """Return a sentence that compares published choices with later measurements.
 
-    summary: the result of `warehouse.export.ledger_summary`. For {}, the sentence is "".
+    summary: the result of `warehouse.export.ledger_summary`. If it is {}, the result is "".
     """
     if not summary:
         return ""

@@ -1,4 +1,4 @@
-"""Report the dollars of leases (the records of launches), both ended and running."""
+"""Report the dollars of leases, both ended and running. A lease is the record of a launch."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from ..workspace.workspace import open_workspace
 
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
-    """Return the dollars of leases (the records of launches), grouped by `by`.
+    """Return the dollars of leases, grouped by `by`. A lease is the record of a launch.
 
     by: a key of `warehouse.reads.SPEND_BY`, such as "workload" or "day" (in UTC).
     days: count only leases that ended within this number of days; None counts all ended leases.

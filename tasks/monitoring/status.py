@@ -30,8 +30,8 @@ def status_of(provider: str) -> dict[str, Any]:
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
     published, stale = _published(workspace, now)
-    drift, ledger = _relation(workspace, "drift"), dict[str, Any]()
-    with suppress(WarehouseError):  # `stale` reports it
+    ledger: dict[str, Any] = {}
+    with suppress(WarehouseError):  # `stale` has a sentence about this error
         ledger = ledger_summary(workspace.published, provider)
     working = at_work(workspace.home)
     stale = problems(examine_home(workspace.settings, thorough=False)) + stale
@@ -61,7 +61,9 @@ def status_of(provider: str) -> dict[str, Any]:
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
         "ledger": ledger,
         "ledger_sentence": ledger_sentence(ledger),
-        "drift": [drift_sentence(row) for row in rows_of(drift) if row["drifting"]],
+        "drift": [
+            drift_sentence(row) for row in rows_of(_relation(workspace, "drift")) if row["drifting"]
+        ],
         "alarms": alarm_sentences(rows_of(_relation(workspace, "alarms"))),
         "stale": stale,
         "limits": workspace.provider.limits(),
@@ -69,10 +71,11 @@ def status_of(provider: str) -> dict[str, Any]:
 
 
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return facts about the published table, and sentences about its stale contents.
+    """Return facts about the provider's published table, and sentences about stale contents.
 
     The facts are the number of rows, the model version and the hours since the newest prices,
-    measurements and publication. They are None without a readable row of the provider.
+    measurements and publication. The facts are None if the table cannot be read, or has no row of
+    the provider.
     """
     try:
         frame = read_published(workspace.published)

@@ -67,16 +67,16 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     A row gets a score only if all its spot machines have the same instance type and zone. At most
     MOST_SCORES scores are requested.
     """
-    scores: dict[tuple[str, str, int], Mapping[str, int]] = {}
+    scores: dict[tuple[str, tuple[str], int], Mapping[str, int]] = {}
     for row in rows:
         spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
         # A score for several types would be misleading: it rates the chance to get any of them.
         if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
-            kind, count = spot[0]["instance_type"], sum(one["count"] for one in spot)
-            request = row["region"], kind, count
+            types = (spot[0]["instance_type"],)
+            request = row["region"], types, sum(one["count"] for one in spot)
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
-                    scores[request] = workspace.provider.placement_scores(request[0], [kind], count)
+                    scores[request] = workspace.provider.placement_scores(*request)
                 except ProviderError:  # without permission or after too many requests
                     break
             row["placement_score"] = scores.get(request, {}).get(spot[0]["zone"])

@@ -26,11 +26,12 @@ _COLUMNS = {
 
 
 def write_metrics(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of Prometheus metrics: gauges of the rank 1 recommendation for each goal.
+    """Write the rank 1 recommendation for each goal to `path`, as Prometheus gauges.
 
     `srift_choice_feasible` is 1 if the recommended cluster meets the deadline or budget with the
     required probability (default: 50 %), else 0.
     rows: the published table.
+
     Raises OSError if the file cannot be written.
     """
     registry = CollectorRegistry()

@@ -19,7 +19,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Reporter:
-    """Writes messages to standard error and, on a terminal, a line that shows the progress."""
+    """Writes messages to standard error and, on a terminal, a progress line."""
 
     _runs = _done = 0
     _artifact: Any = None
@@ -30,13 +30,13 @@ class Reporter:
         self._write(f"{text}\n")
 
     def start(self, runs: int) -> None:
-        """Set the number of runs for the progress line and, in a flow, the progress artifact."""
+        """Set the number of planned runs. In a flow, also create the progress artifact."""
         self._runs = runs
         if runs and self._artifact is None and _run_loggers():
             from prefect.artifacts import create_progress_artifact
 
             words = "measured runs, of the runs planned so far"
-            with suppress(Exception):  # Prefect's trouble must not end a campaign
+            with suppress(Exception):  # an error in Prefect must not end the measurements
                 self._artifact = create_progress_artifact(0.0, key="measuring", description=words)
 
     def watch(self, what: str, done: int, usd: float | None) -> None:
@@ -66,7 +66,7 @@ class Reporter:
         if self._artifact is not None:
             from prefect.artifacts import update_progress_artifact
 
-            with suppress(Exception):  # Prefect's trouble must not end a paid measurement
+            with suppress(Exception):  # an error in Prefect must not end the measurements
                 update_progress_artifact(self._artifact, percent)
 
     def _write(self, text: str) -> None:
@@ -80,7 +80,7 @@ def reporter() -> Reporter:
     return Reporter()
 
 
-_STORY: list[Any] = []  # the logger of the scheduled flow run
+_OUTER: list[Any] = []  # the logger of the flow run that called `tell_all`
 
 
 def log_to_run(text: str) -> None:
@@ -90,8 +90,8 @@ def log_to_run(text: str) -> None:
 
 
 def tell_all() -> None:
-    """Make `log_to_run` in sub-flows also log to the current flow run."""
-    _STORY[:] = [*_run_loggers().values()][-1:]
+    """Make calls of `log_to_run` in sub-flows also log to the current flow run."""
+    _OUTER[:] = [*_run_loggers().values()][-1:]
 
 
 def _run_loggers() -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _run_loggers() -> dict[str, Any]:
     from prefect.logging import get_run_logger
 
     try:
-        return {one.extra["flow_run_id"]: one for one in (*_STORY, get_run_logger())}
+        return {one.extra["flow_run_id"]: one for one in (*_OUTER, get_run_logger())}
     except MissingContextError:
         return {}
 
@@ -140,8 +140,8 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
     """Send an event to Prefect.
 
     event: name of the event.
-    about: the resource, such as `recommendation.ec2.vit.cheapest`.
-    said: the sentence that notifications print.
+    about: name of the event's resource, such as `recommendation.ec2.vit.cheapest`.
+    said: the text of notifications about the event.
     more: other values of the event's payload.
     """
     from prefect.events import emit_event
@@ -151,7 +151,10 @@ def announce(event: str, about: str, said: str, **more: Any) -> None:
 
 
 def announce_changes(provider: str, changes: Sequence[Row]) -> None:
-    """Send a Prefect event for each goal whose first choice differs from the previous table."""
+    """Send a Prefect event for each goal whose first choice has changed.
+
+    changes: rows of the published table recommendation_changes.
+    """
     for change in changes:
         if change["change"] in ("choice", "goal"):
             about = f"recommendation.{provider}.{change['workload']}.{change['goal']}"
@@ -159,9 +162,10 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Return a row of recommendation_changes as text, with the cause in parentheses.
+    """Return a row of recommendation_changes as text.
 
-    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`.
+    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`. The cause of the
+    change is in parentheses.
     """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")
@@ -182,11 +186,13 @@ def _choice(row: Row, prefix: str) -> str:
 def goal_text(row: Row) -> str:
     """Return a goal with its limit as text, such as `cheapest_within_deadline 12 h`."""
     hours, usd = row["constraint_hours"], row["constraint_usd"]
-    limit = f" {round(hours, 3):g} h" if hours is not None else "" if usd is None else f" ${usd:g}"
+    limit = "" if usd is None else f" ${usd:g}"
+    if hours is not None:
+        limit = f" {round(hours, 3):g} h"
     return f"{row['goal']}{limit}"
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if value != value else round(value, 4)
-    return value if value is None or isinstance(value, int | str | bool) else str(value)
+    return value if value is None or isinstance(value, int | str) else str(value)

@@ -43,8 +43,8 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
     rows: the result of `warehouse.reads.reported`.
     sources: {provider: row} for every provider with published recommendations. The keys of a row
-    are `illustrative` (True if the prices are not real) and `refresh` (the command that renews the
-    recommendations).
+        are `illustrative` (True if the prices are not real) and `refresh` (the command that renews
+        the recommendations).
     """
     recommended = rows["recommendations"]
     table = recommendation_table(recommended)
@@ -69,7 +69,7 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
             for name in ("workload", "goal", "provider")
         },
         sections={
-            title: [panel for name in names for panel in _panels(rows[name], *_PANELS[name])]
+            title: [panel for name in names for panel in _panels(name, rows[name])]
             for title, names in _SECTIONS.items()
             if rows["gpus"] or "gpus" not in names  # local hosts have no GPUs to compare
         },
@@ -96,23 +96,24 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
 Plot = Callable[["Axes", pd.DataFrame], None]
 
 
-def _panels(rows: Sequence[Row], columns: str, plot: Plot | None = None) -> Sequence[Row]:
-    """Return panels of the page: each has a title, a table and, if `plot` is given, a chart.
+def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return panels of the page. Each panel has a title, a table and, if there is a plot, a chart.
 
     Consecutive rows with the same `title` share a panel.
-    columns: as in `text_table`.
+    name: the query of warehouse/report that returned the rows. It names the columns and the plot.
     """
-    panels = []
+    panels, plot = [], _PLOTS.get(name)
     for title, group in groupby(rows, key=itemgetter("title")):
         shown = list(group)
-        svg, text = plot and _svg(plot, pd.DataFrame(shown)), text_table(shown, columns)
+        svg = _svg(plot, pd.DataFrame(shown)) if plot else None
+        text = text_table(shown, _COLUMNS[name])
         folded = svg is not None or len(text.lines) > _LONG
         panels.append({"title": title, "text": text, "svg": svg, "folded": folded})
     return panels
 
 
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
-    """Draw the frame as SVG with the function `plot`."""
+    """Return a chart of the frame as SVG, drawn by the function `plot`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -132,7 +133,7 @@ def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
 def _costs(axes: Axes, frame: pd.DataFrame) -> None:
     """Plot the dollars of each setup against its hours, and the Pareto frontier as a staircase.
 
-    A line connects the expected values of a setup to its 90th percentiles.
+    A line connects the expected hours and dollars of a setup to their 90th percentiles.
     """
     best = frame[frame["judged"] == "not beaten"]
     axes.scatter(frame["hours"], frame["usd"], color=_GREY)
@@ -168,9 +169,9 @@ _SECTIONS = {
     "Latest measurements and their cost": ["refreshes", "spent", "measured", "failed"],
     "Ages of prices and measurements, drift, slow runs": ["ages", "drifting", "slow"],
 }
-_PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
-    "gpus": (
-        """
+_PLOTS: dict[str, Plot] = {"setups": _costs, "versions": _errors}
+_COLUMNS = {
+    "gpus": """
         device: {device}
         cluster: {cluster} {market}
         mode: {mode}
@@ -181,10 +182,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         usd: {usd:.4g}
         p ok: {p_meets_constraint:?.0%}
         runs measured: {measured_runs:d}
-        """,
-    ),
-    "setups": (
-        """
+    """,
+    "setups": """
         device: {device}
         cluster: {cluster}
         market: {market}
@@ -195,11 +194,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         usd p90: {usd_p90:.4g}
         in hours and usd: {judged}
         first choice for: {first_for:?}
-        """,
-        _costs,
-    ),
-    "changes": (
-        """
+    """,
+    "changes": """
         workload: {workload}
         provider: {provider}
         goal: {goal}
@@ -210,10 +206,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         hours and usd before: {previous_hours:?.3g} h ${previous_usd:?.4g}
         now: {cluster:?} {market:?} {hours:?.3g} h ${usd:?.4g}
         because of: {cause}
-        """,
-    ),
-    "versions": (
-        """
+    """,
+    "versions": """
         version: {version}
         trained: {trained_at:%Y-%m-%d %H:%M UTC}
         promoted: {promoted}
@@ -222,11 +216,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         median error: {median_error:?.1%}
         in 90 % interval: {coverage_90:?.1%}
         reason: {reason}
-        """,
-        _errors,
-    ),
-    "scoreboard": (
-        """
+    """,
+    "scoreboard": """
         held out by: {split}
         rows: {rows:g}
         mean error: {mean_error:.1%}
@@ -234,10 +225,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         p90 error: {p90_error:.1%}
         in 90 % interval: {coverage_90:.1%}
         width: {median_width:.1%}
-        """,
-    ),
-    "ledger_summary": (
-        """
+    """,
+    "ledger_summary": """
         provider: {provider}
         measured: {measured:g}
         in their interval: {within:.0%}
@@ -245,10 +234,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         with a measured rival: {compared:g}
         mean regret: {mean_regret:?.1%!}
         worst regret: {worst_regret:?.1%!}
-        """,
-    ),
-    "ledger": (
-        """
+    """,
+    "ledger": """
         published: {published_at:%Y-%m-%d %H:%M UTC}
         workload: {workload}
         goal: {goal}
@@ -261,28 +248,22 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         in its interval: {within_interval}
         verdict: {verdict}
         regret: {regret:?.1%!}
-        """,
-    ),
-    "refreshes": (
-        """
+    """,
+    "refreshes": """
         refresh: {refresh_id}
         began: {started_at:%Y-%m-%d %H:%M UTC}
         launches: {leases:g}
         measured: {measured_runs:g}
         not measured: {failed_runs:g}
         usd: {usd:.4g}
-        """,
-    ),
-    "spent": (
-        """
+    """,
+    "spent": """
         workload: {workload}
         runs: {runs:g}
         launches: {leases:g}
         usd: {usd:.4g}
-        """,
-    ),
-    "measured": (
-        """
+    """,
+    "measured": """
         workload: {workload}
         kind: {kind}
         cluster: {cluster}
@@ -291,27 +272,21 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         runs: {runs:g}
         median step s: {step_s:?.3g}
         wanted because: {reason_wanted:?}
-        """,
-    ),
-    "failed": (
-        """
+    """,
+    "failed": """
         workload: {workload}
         cluster: {cluster}
         status: {status}
         runs: {runs:g}
         reason: {reason}
-        """,
-    ),
-    "ages": (
-        """
+    """,
+    "ages": """
         workload: {workload}
         provider: {provider}
         oldest price: {price_as_of:%Y-%m-%d %H:%M UTC}
         newest measurement: {newest_measurement_at:%Y-%m-%d %H:%M UTC}
-        """,
-    ),
-    "drifting": (
-        """
+    """,
+    "drifting": """
         provider: {provider}
         instance type: {instance_type}
         zone: {zone}
@@ -320,10 +295,8 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         outside their interval: {outside:g}
         measured / predicted: {median_ratio:.2f}
         since: {since:%Y-%m-%d %H:%M UTC}
-        """,
-    ),
-    "slow": (
-        """
+    """,
+    "slow": """
         workload: {workload}
         cluster: {cluster}
         zone: {zone}
@@ -333,6 +306,5 @@ _PANELS: dict[str, tuple[str] | tuple[str, Plot]] = {
         at most s: {high_s:.3g}
         measured: {measured_at:%Y-%m-%d %H:%M UTC}
         detail: {detail}
-        """,
-    ),
+    """,
 }

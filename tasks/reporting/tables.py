@@ -6,7 +6,7 @@ import math
 import re
 import string
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from models.campaign.shopping_list import PlannedLaunch
 
 Row = Mapping[str, Any]
-_WIDE = 10_000  # columns, if the output is not a terminal: nothing is folded
+_ILLUSTRATIVE = "local"  # the provider whose prices are not real
+_WIDE = 10_000  # characters per line if the output is not a terminal, so that nothing is folded
 _CAUTION = re.compile(r"; caution: ([^;]+)")
 
 
 def as_caution(sentence: str) -> str:
     """Return the warning `sentence` as text to append to the reason of a published row.
 
-    `sentence` must not contain a semicolon, which ends a warning in `cautions_in`.
+    `sentence` must not contain a semicolon, because `cautions_in` reads up to the next semicolon.
     """
     return f"; caution: {sentence}"
 
@@ -43,11 +44,11 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Formats the values of a table cell.
+    """Formats a table cell like `str.format`, with two additions to the format of a value.
 
-    Missing value: "unknown", or "" if the format begins with "?".
-    Value above 1: "over 100%" if the format ends with "!".
-    List: the formatted values, joined by commas.
+    If the format begins with "?", a missing value becomes "" instead of "unknown".
+    If the format ends with "!", a value above 1 becomes "over 100%".
+    A list becomes its formatted values, joined by commas.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -83,7 +84,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text, without columns that are empty in every row.
 
     columns: a line `heading: format` for each column. The format is a text for `str.format` with
-    the row's keys (see `_Cell`). A format with a `:` makes the column right-aligned.
+        the row's keys (see `_Cell`). A column whose format has a `:` is right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     cells = {
@@ -102,12 +103,13 @@ def _print(shown: Any, style: str = "") -> None:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
-    # A reason may contain square brackets, and a name colons.
+    # A reason may contain square brackets, which rich would take for markup. A name may contain
+    # colons, which rich would take for emoji.
     Console(width=width, markup=False, emoji=False, highlight=False).print(shown, style=style)
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
-    """Print the rows, if there are any, as a table under `title`.
+    """Print the rows as a table under `title`. Without rows, print nothing.
 
     columns: as in `text_table`.
     """
@@ -179,18 +181,15 @@ _PILOTS = """
 """
 
 
-def print_recommendations(
-    rows: Sequence[Row], now: datetime | None = None, illustrative: Collection[str] = ("local",)
-) -> None:
+def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> None:
     """Print each workload's goals with their first choices, alternatives and reasons.
 
     rows: rows of the published table, or the answer of `srift recommend`.
     now: the time that determines the age of prices; None means the current time.
-    illustrative: providers whose prices are not real, and are printed without an age.
     """
-    for provider in {row["provider"] for row in rows} & set(illustrative):
-        _print(f"provider {provider}: prices are illustrative", style="italic")
-    billed = [row for row in rows if row["provider"] not in illustrative and row["price_as_of"]]
+    if any(row["provider"] == _ILLUSTRATIVE for row in rows):
+        _print(f"provider {_ILLUSTRATIVE}: prices are illustrative", style="italic")
+    billed = [row for row in rows if row["provider"] != _ILLUSTRATIVE and row["price_as_of"]]
     if billed:
         oldest = min(row["price_as_of"] for row in billed)
         age = (now or datetime.now(UTC)) - oldest
@@ -204,14 +203,14 @@ def print_recommendations(
         group = [row for row in rows if key(row) == (provider, workload)]
         _print_workload(group)
         sources = {row["interruption_source"] for row in group} - {None, ""}
-        if sources and provider not in illustrative:
+        if sources and provider != _ILLUSTRATIVE:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if any(row["cluster"] or row.get("frontier") for row in rows):
         _print(f"\n{COLUMN_LEGEND}", style="italic")
 
 
 def _print_workload(rows: Sequence[Row]) -> None:
-    """Print the rows of one workload and provider.
+    """Print the recommendations for a workload on one provider.
 
     The output has the recommendations, their reasons, the Pareto frontier and suggested runs.
     """
@@ -235,7 +234,10 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the result of `pilots_for`: the suggested runs, or why no run is suggested."""
+    """Print the suggested runs, or the reason why no run is suggested.
+
+    pilots: the result of `tasks.recommendation.pilots.pilots_for`.
+    """
     runs, regret = pilots["runs"], pilots["regret"]
     loss = (
         "the workload was never measured in its present definition"
@@ -260,7 +262,8 @@ def _print_pilots(pilots: Row) -> None:
 
 def share(regret: float) -> str:
     """Convert a regret from a difference of natural logs to a percentage such as `3.2%`."""
-    return _Cell().vformat("{share:.1%!}", (), {"share": math.expm1(regret)})
+    worse = math.expm1(regret)
+    return "over 100%" if worse > 1 else f"{worse:.1%}"
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
@@ -269,9 +272,9 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return the row with additional keys: the texts that the columns _RECOMMENDED show.
+    """Return a copy of the row with the texts that the columns _RECOMMENDED show.
 
-    A row without a cluster shows only its goal, rank, status and device.
+    If the row has no cluster, only its goal, rank, status and device are shown.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}
@@ -287,7 +290,7 @@ def _recommended(row: Row) -> dict[str, Any]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    """Return a copy of the row with three more texts: `batch`, `mode` and `cluster_and_mode`."""
+    """Return a copy of the row with the added texts `batch`, `mode` and `cluster_and_mode`."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
     name = f"{row['cluster']} in {mode}" if mode else row["cluster"]
@@ -295,17 +298,17 @@ def _described(row: Row) -> dict[str, Any]:
 
 
 def _mode(row: Row) -> str:
-    """Return the row's precision, strategy and switches as text; empty for the defaults."""
+    """Return the row's precision, strategy and switches as text; "" if all are the defaults."""
     usual = Mode()
     mode = Mode(**{name: row.get(name) or value for name, value in usual._asdict().items()})
     return "" if mode == usual else str(mode)
 
 
-_SCREEN = 20  # launches
+_SCREEN = 20  # maximum number of launches to print
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the launches of a dry run on one screen, their distinct notes, and the total cost.
+    """Print the first launches of a dry run, their distinct notes, and the total cost.
 
     The total leaves out launches that exceed a cap.
     """
@@ -333,7 +336,7 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
-    """Return a row for each launch, in the form that `--json` prints."""
+    """Return a row for each launch, as `srift refresh --dry-run --json` prints it."""
     names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {
@@ -554,7 +557,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print one line per import, including imports that were undone with `srift forget`."""
+    """Print one line per import, also for imports that `srift forget` undid."""
     if not imports:
         _print("nothing was ever imported")
     columns = """

@@ -29,7 +29,7 @@ class StepTime(PythonModel):
         """
         predicted: pd.DataFrame = self.model.predict(model_input)
         terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())
-        # not `join`, because the index of the input may have equal labels
+        # `join` would repeat rows, because the input's index may have equal labels.
         return predicted.assign(**{name: terms[name].to_numpy() for name in terms})
 
 

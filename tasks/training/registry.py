@@ -34,19 +34,18 @@ from ..workspace.home import (
     registry_damage,
 )
 
-# Importing MLflow takes seconds. So functions import it.
+# Importing MLflow takes seconds, so only the functions that need MLflow import it.
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.models import ModelSignature
 
-ALIAS, CHALLENGER = (
-    "champion",
-    "challenger",
-)  # the model in use; the newest model that is not in use
+ALIAS = "champion"  # the model in use
+CHALLENGER = "challenger"  # the newest model that is not in use
 REQUIREMENTS = ("numpy", "scipy", "pandas")
 _REQUIRED = ("workload", "cluster", "batch_per_device")
 _TEXT = ("workload", "cluster", "strategy", "precision", "switches", "provider")
-# Columns of any type: a layout is a number or `4+4+2`, and MLflow rejects an integer for a float.
+# Input columns without a fixed type. A layout may be a number or a text such as `4+4+2`, and MLflow
+# rejects integers in a column of floats.
 _ANY_TYPE = (
     *("batch_per_device", "layout", "accumulation_steps"),
     *("parameters", "gradient_bytes", "flops_per_sample"),
@@ -96,7 +95,7 @@ def name_of(provider: str) -> str:
 
 
 def signature() -> ModelSignature:
-    """Return the model's MLflow signature: the columns of its input and output."""
+    """Return the columns of the model's input and output as an MLflow signature."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
@@ -127,7 +126,7 @@ def _own_store(home: Path) -> str:
 
 @contextmanager
 def _client(home: Path) -> Iterator[MlflowClient]:
-    """Yield a client of the registry, and convert its errors to RegistryError."""
+    """Yield a client of the registry. Errors of the registry become RegistryError."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -138,7 +137,7 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     uri = chosen or _own_store(home)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    # MLflow sets these variables, which would then look like the operator's choice.
+    # MLflow sets these variables. Without this removal, they would look like the operator's choice.
     os.environ.pop("MLFLOW_REGISTRY_URI", None)
     if not chosen:
         os.environ.pop(OPERATORS_STORE, None)
@@ -166,9 +165,10 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation, a row for each split (grouping of
-    runs, such as by workload) and held-out group.
+    scoreboard: errors and interval coverage in cross-validation. It has a row for each way to group
+        the runs (column `split`, such as "workload") and each held-out group.
     card: description of the version, in Markdown.
+
     Raises RegistryError if the registry fails.
     """
     import mlflow
@@ -207,7 +207,7 @@ def log_challenger(
 def promote(
     home: Path, provider: str, number: int, reason: str, *, over: int | None = None
 ) -> None:
-    """Give the version `number` the alias `champion`, so that it becomes the model in use.
+    """Make the version `number` the model in use, by giving it the alias `champion`.
 
     reason: why the version is promoted.
     over: number of the version in use until now; None if there was none.
@@ -233,11 +233,11 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
     Raises RegistryError if the registry or the model cannot be read.
     """
-    chosen = OPERATORS_STORE in os.environ
-    if not chosen and not (home / "mlflow.db").exists():
-        return None
-    name = name_of(provider)
-    known = None if chosen else in_force(home / "mlflow.db", name, ALIAS)
+    name, store, known = name_of(provider), home / "mlflow.db", None
+    if OPERATORS_STORE not in os.environ:
+        if not store.exists():
+            return None
+        known = in_force(store, name, ALIAS)
     known = known or _downloaded(home, name)
     if known is None:
         return None
@@ -254,7 +254,10 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
 
 def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
-    """Let MLflow download the model in use, and return its version and folder, or None."""
+    """Download the model in use with MLflow, and return its version and folder.
+
+    Returns None if no model is in use.
+    """
     import mlflow
 
     with _client(home) as client:
@@ -276,7 +279,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    # With a database, MLflow's default is the working directory; a server has its own default.
+    # Unless MLflow uses a server, its default location is the working directory.
     root = os.environ.get(OPERATORS_ARTIFACTS)
     if client.tracking_uri == _own_store(home):
         root = (home / "mlartifacts").as_uri()
@@ -286,7 +289,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the scoreboard as MLflow metrics, {`split/group/column`: value}."""
+    """Return the scoreboard as MLflow metrics: {"split/group/column": value}."""
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()
     names = long["split"] + "/" + long["group"].astype(str) + "/" + long["variable"]

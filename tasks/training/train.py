@@ -26,9 +26,9 @@ SEED = 11
 class Challenger:
     """A new model, and the decision whether it replaces the model in use.
 
-    held_out: predictions of each run by a model fitted without this run (cross-validation).
-    scoreboard: the errors of these predictions.
-    over: version of the model in use with which the new model was compared; None if there was none.
+    held_out: a prediction of each run by a model fitted without this run (cross-validation).
+    scoreboard: the errors of the predictions in `held_out`.
+    over: the version in use with which the new model was compared; None if there was none.
     """
 
     model: StepTimeModel
@@ -43,9 +43,10 @@ def challenge(
 ) -> Challenger | None:
     """Fit a new model, score it on held-out runs, and compare it with the model in use.
 
-    frames: {name: measurements}, the result of `warehouse.reads.training_frames`.
+    frames: the measurements, as returned by `warehouse.reads.training_frames`.
     champion: the model in use, or None.
     each: a function like `map` that runs the fits of the cross-validation, perhaps in parallel.
+
     Returns None if there are no measured runs.
     """
     data = at_nominal_speed(TrainingData(**frames))
@@ -64,10 +65,10 @@ def challenge(
 
 
 def first_champion(workspace: Workspace, now: datetime) -> Champion | None:
-    """Fit a first model to the runs in the warehouse, promote it, and return it.
+    """Fit a first model to the runs in the warehouse, promote the model, and return it.
 
-    Skips the cross-validation, which takes a minute. Returns None if the warehouse has no runs.
-    Raises Busy if a refresh is running.
+    The cross-validation is skipped, because it takes a minute. Returns None if the warehouse has no
+    runs. Raises Busy if a refresh is running.
     """
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id):
@@ -89,7 +90,7 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, promote or refuse it, and return its version and the decision.
 
-    If the model in use has changed since the comparison, the new model is compared again.
+    If another version is in use since the comparison, the new model is compared again.
     frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
