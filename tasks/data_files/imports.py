@@ -93,7 +93,7 @@ class ImportFiles:
     workloads: Path | None = None
 
     def import_id(self, providers: Iterable[str]) -> str:
-        """Return the id of an import of the files for `providers`, which is a digest.
+        """Return the id of the import, which is a digest of the files and `providers`.
 
         The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
         """
@@ -136,7 +136,7 @@ def import_measurements(
             found.counts = staged_counts(connection)
             found.rows = sum(found.counts.get("workload", {}).values())
             found.new, other = counted_before(connection)
-            found.sentences = _doubts(found.counts, types, other)
+            found.sentences = _warnings(found.counts, types, other)
         found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         found.import_id = files.import_id(found.providers)
@@ -153,7 +153,7 @@ def import_measurements(
             }
         if path:
             if not force:
-                _judge(connection, path, types, described)
+                _refuse_implausible(connection, path, types, described)
             digest = digest_of_file(path)
             append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
         if dry_run:
@@ -177,7 +177,7 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
             yield connection
 
 
-def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
+def _warnings(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
     """Return warnings about instance types without a data sheet, and about changed step times.
 
     counts: the result of `warehouse.imports.staged_counts`.
@@ -198,7 +198,9 @@ def _doubts(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -
     return doubts
 
 
-def _judge(connection: Connection, path: Path, types: Types, workloads: Sequence[str]) -> None:
+def _refuse_implausible(
+    connection: Connection, path: Path, types: Types, workloads: Sequence[str]
+) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
@@ -228,13 +230,15 @@ def _judge(connection: Connection, path: Path, types: Types, workloads: Sequence
 def load_public(workspace: Workspace, now: datetime) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Imports nothing and returns 0 if the step times were imported before. The same holds if EC2 is
-    emulated, because the step times were measured on real machines.
+    Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated.
+    Emulated machines differ from the machines that were measured.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
     warehouse = workspace.warehouse
-    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)  # also if forgotten later
+    known = mart(
+        warehouse, "stg_import_files", import_id=PUBLIC_IMPORT
+    )  # has the import even if it was forgotten
     if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
@@ -249,7 +253,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     return loaded.rows
 
 
-def asked_of_public(
+def load_public_if_needed(
     workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
 ) -> Workspace:
     """Import the public step times that ship with Srift if a question about `workload` needs them.

@@ -93,7 +93,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows as `TrainingData.runs`, and the names of unknown columns.
+    """Return the file's rows in the form of `TrainingData.runs`, and the names of unknown columns.
 
     Raises ImportRefused if a value is bad.
     """

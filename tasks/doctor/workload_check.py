@@ -82,7 +82,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             done = subprocess.run(
                 without_network(isolation, command),
                 input=json.dumps(question).encode(),
-                stdout=sys.stderr.fileno(),  # what the workload prints is no output of Srift
+                stdout=sys.stderr.fileno(),  # keeps the workload's prints out of Srift's output
                 cwd=folder / file.folder,
                 env=agent.clean_environment(folder)
                 | {

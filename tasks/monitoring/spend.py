@@ -7,6 +7,8 @@ from warehouse.reads import lease_spend
 
 from ..workspace.workspace import open_workspace
 
+_MOST_DAYS = 36_500  # a century; Python's dates do not reach a million days back
+
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
     """Return the dollars of leases, grouped by `by`. A lease is the record of a launch.
@@ -25,7 +27,7 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
     Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
-    since = datetime.min if days is None else now - timedelta(days=days)
+    since = datetime.min if days is None else now - timedelta(days=min(days, _MOST_DAYS))
     rows = lease_spend(workspace.warehouse, provider, by, since)
     held = workspace.provider.leases()
     return {

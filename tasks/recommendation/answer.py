@@ -15,7 +15,7 @@ from models.planner.choice_rule import row_misses
 from warehouse.database import WarehouseMissing
 from warehouse.reads import measured_setups
 
-from ..data_files.imports import asked_of_public
+from ..data_files.imports import load_public_if_needed
 from ..data_files.public import PROVIDER, only_public
 from ..market.offers import (
     Filters,
@@ -82,7 +82,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
     stated = workspace.settings.workloads.get(name)
     shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
-    workspace = asked_of_public(workspace, name, datetime.now(UTC), shape=shaped)
+    workspace = load_public_if_needed(workspace, name, datetime.now(UTC), shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
@@ -157,8 +157,8 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     """Return the workload of the question, with the question's goal as its only goal.
 
     Raises:
-        SettingsError: if the workload, its samples or its global batch are unknown. Also if the
-            question states tokens, but the workload's sequence length is unknown.
+        SettingsError: if the workload, its samples or its global batch are unknown, or if tokens
+            are given for a workload without a known sequence length.
     """
     name, settings = question.workload, workspace.settings
     if question.transformer:
@@ -212,7 +212,7 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
 def _imported(workspace: Workspace, name: str) -> Workload:
     """Return the imported workload `name`, with its facts (parameters, FLOPs, ...).
 
-    The global batch is 0 (unknown). So is the number of samples, unless the import states it.
+    The global batch is 0 (unknown). The number of samples is 0 if the import does not state it.
 
     Raises:
         SettingsError: if the workload is unknown.

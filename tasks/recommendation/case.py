@@ -98,7 +98,7 @@ class Case:
         return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return the case with `model` set, and with only the modes that the model can predict."""
+        """Return the case with `model` set. Modes that the model cannot predict are left out."""
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
         able = with_compressed(champion, workload)
@@ -195,8 +195,8 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    If the type was measured, its definition must not have changed since. The type's device must
-    have been measured or have a data sheet.
+    The type's definition must be the same as when the model was fitted. The type's device must have
+    been measured or have a data sheet.
 
     guessed: True if the workload was never measured. The device then needs a data sheet.
     """
@@ -278,15 +278,15 @@ def _caution(case: Case) -> str:
 def _unpredictable(case: Case) -> str:
     """Return the reason why no step time can be predicted, and the command that would help."""
     name = case.workspace.provider.name
-    remedy = f"`srift import FILE`, then `{refresh_command(name, '0')}`"
+    remedy = f"`srift import FILE` and `{refresh_command(name, '0')}`"
     if case.workspace.can_launch:
         remedy = f"`{refresh_command(name, '25')}`"
     if not case.offers:
         return f"no machine is on offer; `srift doctor --provider {name}` says why"
     what = "no machine on offer was" if case.model else "this workload was not"
     return (
-        f"no step time can be predicted: {what} measured on {name} with its present definition"
-        f" in an allowed mode; {remedy} would help"
+        f"no step time can be predicted: {what} measured on {name} in an allowed mode since its"
+        f" definition last changed; run {remedy}"
     )
 
 

@@ -191,7 +191,7 @@ def _candidates(
 
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
-    """Yield the setups of `choice_set` that can be launched, on machines of `supply`."""
+    """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
     groups = sold_together(supply.offers)
     for setup in choice_set.setups:
         names = type_names(setup.cluster)

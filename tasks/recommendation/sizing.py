@@ -14,7 +14,7 @@ from models.step_time.dataset import TrainingData
 from warehouse.database import WarehouseMissing
 from warehouse.reads import training_frames, workload_providers
 
-from ..data_files.imports import asked_of_public
+from ..data_files.imports import load_public_if_needed
 from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
@@ -42,7 +42,7 @@ def size(
         SettingsError: if the workload is unknown, or was not measured on the instance type.
         WarehouseMissing: if the workload has no runs on the provider.
     """
-    workspace = asked_of_public(open_workspace(provider), name, datetime.now(UTC))
+    workspace = load_public_if_needed(open_workspace(provider), name, datetime.now(UTC))
     batches = 0.0, math.inf
     if name in workspace.settings.workloads:
         known = workspace.settings.workload(name)

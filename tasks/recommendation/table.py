@@ -51,7 +51,7 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Change the doubtful rows of rank 1 to "measure_first", with a run to measure first."""
+    """Give doubtful first choices the status "measure_first" if a run would reduce the doubt."""
     # The search for runs to measure is slow, so other ranks are skipped.
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):
@@ -70,7 +70,7 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     scores: dict[tuple[str, tuple[str], int], Mapping[str, int]] = {}
     for row in rows:
         spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
-        # A score for several types would be misleading: it rates the chance to get any of them.
+        # A score for several types would mislead: it rates the chance to get any of the types.
         if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
             types = (spot[0]["instance_type"],)
             request = row["region"], types, sum(one["count"] for one in spot)

@@ -44,7 +44,7 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Formats a table cell like `str.format`, with two additions to the format of a value.
+    """Formats a table cell like `str.format`, with three additions.
 
     If the format begins with "?", a missing value becomes "" instead of "unknown".
     If the format ends with "!", a value above 1 becomes "over 100%".

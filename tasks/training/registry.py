@@ -132,7 +132,9 @@ def _client(home: Path) -> Iterator[MlflowClient]:
 
     home.mkdir(parents=True, exist_ok=True)
     chosen = os.environ.get(OPERATORS_STORE)
-    if not chosen and (found := registry_damage(home)):  # MLflow would retry for minutes
+    if not chosen and (
+        found := registry_damage(home)
+    ):  # with damage, MLflow would retry for minutes
         raise RegistryError(found)
     uri = chosen or _own_store(home)
     mlflow.set_tracking_uri(uri)

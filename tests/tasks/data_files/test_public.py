@@ -9,10 +9,10 @@ from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from tasks.data_files.imports import (
     ImportFiles,
-    asked_of_public,
     forget_import,
     import_measurements,
     load_public,
+    load_public_if_needed,
 )
 from tasks.data_files.public import (
     FACTS,
@@ -83,10 +83,10 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
-    assert NAME not in asked_of_public(here, NAME, NOON).settings.workloads
+    assert NAME not in load_public_if_needed(here, NAME, NOON).settings.workloads
     files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
     import_measurements(here.warehouse, files, NOON)
-    assert NAME in asked_of_public(here, NAME, NOON).settings.workloads
+    assert NAME in load_public_if_needed(here, NAME, NOON).settings.workloads
 
 
 def test_ones_own_rows_or_code_take_their_place(here):

@@ -106,6 +106,7 @@ def test_each_way_of_adding_up_dollars_gives_the_same_sum_and_an_unknown_price_n
     def dollars(by):
         return {row["of"]: row["usd"] for row in spend.spend_of("local", by, days=30)["rows"]}
 
+    assert spend.spend_of("local", "day", days=10**9)["total"]["usd"] is None
     assert dollars("workload") == pytest.approx({"mlp": 0.2, "lm": 0.2, "": 0.2})
     assert dollars("type") == pytest.approx({"s.small": 0.4, "s.small+s.whole": 0.2})
     assert sorted(dollars("day").values()) == pytest.approx([0.2, 0.4])
