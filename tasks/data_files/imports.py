@@ -134,7 +134,7 @@ def import_measurements(
         if path:
             ignored = ignored + stage_measurements(connection, path, now)
             found.counts = staged_counts(connection)
-            found.rows = sum(found.counts.get("workload", {}).values())
+            found.rows = sum(found.counts["workload"].values())
             found.new, other = counted_before(connection)
             found.sentences = _warnings(found.counts, types, other)
         found.sentences += ignored_columns(ignored)
@@ -185,7 +185,7 @@ def _warnings(counts: Mapping[str, Mapping[str, int]], types: Types, other: int)
     other: the number of rows whose run_id is stored with another step time.
     """
     known = {name for names in types.values() for name in names}
-    unknown = sorted(set(counts.get("instance type", ())) - known)
+    unknown = sorted(set(counts["instance type"]) - known)
     doubts = []
     if unknown:
         doubts.append(

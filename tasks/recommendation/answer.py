@@ -43,7 +43,7 @@ _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 class Question:
     """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    samples: samples of the whole job. None means the value in srift.toml.
+    samples: samples of the whole job. None means the value in srift.toml or in the import.
     tokens: tokens of the whole job, for a transformer. They replace `samples`.
     batch: global batch. None means the value in srift.toml.
     transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
@@ -72,7 +72,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         pilots: the result of `pilots_for` with at most `pilots` runs; None if `pilots` is 0.
 
     Without a model, a first model is fitted to the public step times that ship with Srift. This
-    happens only if the workload is a transformer, or if all its step times are public.
+    happens only if the workload is a transformer on EC2, or if all its step times are public.
 
     Raises:
         SettingsError: if the workload is unknown, or its samples or global batch are unknown.

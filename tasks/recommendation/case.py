@@ -170,16 +170,15 @@ class Case:
         The added columns include the provider, the model version and the time of the prices. The
         reasons get the case's notes and warnings.
         """
-        newest = None
-        if len(self.runs):  # the warehouse's times are UTC
-            newest = self.runs["measured_at"].max().tz_localize(UTC).to_pydatetime()
+        newest = self.runs["measured_at"].max() if len(self.runs) else None  # in UTC
+        measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
         rows = []
         for row in found.rows:
             offers = row.pop("offers")
             prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
-                "newest_measurement_at": None if pd.isna(newest) else newest,
+                "newest_measurement_at": measured_at,
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
                 "price_as_of": min(prices, default=None),

@@ -336,7 +336,7 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
-    """Return a row for each launch, as `srift refresh --dry-run --json` prints it."""
+    """Return a row for each launch: its cluster, its runs, and estimated seconds and dollars."""
     names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {

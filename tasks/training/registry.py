@@ -180,7 +180,7 @@ def log_challenger(
         folder = Path(place)
         (folder / "model.pickle").write_bytes(dump(model))
         (folder / "scoreboard.json").write_text(scoreboard.to_json(orient="records"))
-        run_name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+        run_name = f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}"
         experiment = _experiment(client, name, home)
         with mlflow.start_run(experiment_id=experiment, run_name=run_name):
             mlflow.set_tags(provenance.tags())
