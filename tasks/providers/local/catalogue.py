@@ -1,4 +1,4 @@
-"""Determine which instance types and clusters this computer can offer, and which cores are free."""
+"""Determine which local instance types and clusters fit on this computer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,11 +6,12 @@ from datetime import datetime
 from functools import cached_property
 
 from models.domain.cluster import Cluster, InstanceType, Offer
-from tasks.providers.base import NoCapacity
-from tasks.providers.local import cpu_shares as local_cpu
-from tasks.providers.local import network as local_hosts
-from tasks.providers.local.processes import hosts
-from tasks.providers.local.settings import LocalInstanceType
+
+from ..base import NoCapacity
+from . import cpu_shares as local_cpu
+from . import network as local_hosts
+from .processes import hosts
+from .settings import LocalInstanceType
 
 SPARE_CORES = 0.25  # reserved for the controller (the process that starts hosts) and the system
 
@@ -114,8 +115,8 @@ class LocalMachine:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
         The hosts of every SRIFT_HOME and user on this computer count. On a computer that cannot
-        separate networks, hosts run one at a time, so any running host causes NoCapacity.
-        wanted: number of cores; 0 checks only that the running hosts do not use too many cores.
+        separate networks, NoCapacity is also raised if any host runs.
+        wanted: number of cores. 0 checks only that the running hosts do not use too many cores.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -123,7 +124,7 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores "
-                f"and the launches {held} use some: wait until they end. "
+                f"and the launches {held} use some: wait until these launches end. "
                 "`srift reap` ends hosts whose Srift process has died"
             )
         if wanted and alive and not self.isolation.namespaces:

@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import Lease, NoCapacity, NodeState, ProviderError, RunningCluster, plain
-from tasks.providers.local.catalogue import LocalMachine
-from tasks.providers.local.cpu_shares import place, promised_to_others
-from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.network import Host, HostNetwork
-from tasks.providers.local.processes import HostMark, end
+
+from ..base import Lease, NoCapacity, NodeState, ProviderError, RunningCluster, plain
+from .catalogue import LocalMachine
+from .cpu_shares import place, promised_to_others
+from .leases import LeaseStore
+from .network import Host, HostNetwork
+from .processes import HostMark, end
 
 _LOG_TAIL = 300  # characters
-_CARRIED = ("HOME", "LANG")  # no credentials or settings of the controller reach a host
+_CARRIED = ("HOME", "LANG")  # other variables may have credentials or settings of this process
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts, whose methods several threads may call."""
+    """A RunningCluster of local hosts. Several threads may call its methods."""
 
     ready_within_s = 60.0
     image_id = ""
@@ -51,13 +52,14 @@ class LocalCluster(RunningCluster):
         self._hosts: list[Host] = []
         self._started = 0  # number of hosts started, replaced hosts included
         self._revoked: dict[int, str] = {}
-        # Held while a host is ended or started: ending the old host must not end its replacement.
+        # Held while a host is started or ended, so that a late interruption of a replaced host
+        # does not end its replacement.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._began = time.monotonic()
 
     def start(self, node_package: Path) -> None:
-        """Start every host, with an agent (the program that measures) that waits for `go`.
+        """Start every host. The agent, the program that measures on a host, waits for `go`.
 
         node_package: folder with the agents' code, which is copied.
         Raises ProviderError, NoCapacity or OSError if a host cannot be started. After an error, the
@@ -72,7 +74,7 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Start the agents, the clock for the cost, and the simulated spot interruptions."""
+        """Start the agents and the simulated spot interruptions. The cost counts from now on."""
         self._began = time.monotonic()
         for host in self._hosts:
             host.go()
@@ -168,11 +170,11 @@ class LocalCluster(RunningCluster):
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
         self._machine.isolation.give(self.mailbox / f"node-{index}")
-        # A process that exceeds its memory then gets an error that says so. A memory cgroup would
-        # kill it without a word, and an ordinary user cannot make one.
-        command = ["prlimit", f"--data={round(instance.memory_gib * 2**30)}"]
-        command += [self._machine.python, "-m", "node", "--mailbox", str(self.mailbox)]
-        command += ["--node", str(index), "--address", address]
+        # A process that exceeds this limit gets a memory error. A memory cgroup would kill the
+        # process without a message, and an ordinary user cannot create a memory cgroup.
+        limit = f"--data={round(instance.memory_gib * 2**30)}"
+        command = ["prlimit", limit, self._machine.python, "-m", "node"]
+        command += ["--mailbox", str(self.mailbox), "--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
         host = self.network.start(
             str(mark),
@@ -201,11 +203,12 @@ class LocalCluster(RunningCluster):
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:
             return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
-        status, reason = self._hosts[index].process.poll(), ""
-        if status is not None:
-            log = self._log(index).read_text(errors="replace").strip()
-            reason = f"its agent ended with exit status {status}: {plain(log[-_LOG_TAIL:])}"
-        return NodeState(alive=not reason, reason=reason and f"{self._label(index)}: {reason}")
+        status = self._hosts[index].process.poll()
+        if status is None:
+            return NodeState(alive=True)
+        tail = plain(self._log(index).read_text(errors="replace").strip()[-_LOG_TAIL:])
+        ended = f"{self._label(index)}: its agent ended with exit status {status}: {tail}"
+        return NodeState(alive=False, reason=ended)
 
     def _revoke_later(self, index: int, after_s: float) -> None:
         """Start a thread that interrupts host `index` after `after_s` seconds."""
@@ -230,10 +233,10 @@ class LocalCluster(RunningCluster):
 
 
 def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw the time in seconds until each spot host is interrupted, as {index: seconds}.
+    """Draw the time until each spot host is interrupted, as {index: seconds}.
 
-    The times are exponentially distributed with the offer's interruptions per hour as rate. Hosts
-    without interruptions are left out.
+    The times are exponentially distributed with the offer's rate of interruptions. Hosts without
+    interruptions are left out.
     """
     source = random.Random(seed)
     draws = [source.expovariate(1.0) for _ in cluster.members]

@@ -1,7 +1,7 @@
-"""Limit the CPU time of local hosts with cgroup quotas (v1 or v2), or else pin them to whole cores.
+"""Limit the CPU time of local hosts: with cgroup quotas (v1 or v2), or by pinning to whole cores.
 
-During a measurement, a host has its quota and the maximum CPU weight, so that other programs wait.
-If quotas cannot be set, a host is pinned to whole cores from its start.
+During a measurement, a host has a quota and the maximum CPU weight, so that it runs before other
+programs. If this process cannot set quotas, each host is pinned to whole cores from its start.
 """
 
 import math
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from tasks.providers.base import NoCapacity
-from tasks.providers.local.processes import end, hosts
+from ..base import NoCapacity
+from .processes import end, hosts
 
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
@@ -26,10 +26,11 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Limits the CPU time of hosts, with one cgroup per host below the folder `base`.
+    """Limits the CPU time of hosts. Each host has a cgroup below the folder `base`.
 
     version: the cgroup version, 1 or 2.
-    why_not: why this process cannot set quotas, so that `add` pins hosts to whole cores; else "".
+    why_not: why this process cannot set quotas; "" if it can. Without quotas, `add` pins hosts to
+        whole cores.
     """
 
     version: int = 0
@@ -39,12 +40,12 @@ class CpuShares:
     def enforces(self, cores: float) -> bool:
         """Return True if a host can be limited to `cores` cores.
 
-        If cgroup quotas cannot be set, `cores` must be a whole number.
+        Without cgroup quotas, only whole numbers of cores are possible.
         """
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Collection[int], cores: float) -> None:
-        """Move a host's processes `pids` to a new cgroup, or pin them if quotas cannot be set.
+        """Move a host's processes to a new cgroup, or pin the processes if quotas cannot be set.
 
         name: name of the cgroup.
         cores: number of free cores to which the processes are pinned.
@@ -52,18 +53,18 @@ class CpuShares:
         are free.
         """
         if self.why_not:
-            return _pin(pids, cores)
+            _pin(pids, cores)
+            return
         group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
-        return None
 
     def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
         """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
 
-        cores: None removes the limit.
-        Does nothing if quotas cannot be set, because `add` has pinned the host already.
+        cores: number of cores; None removes the limit.
+        Does nothing if this process cannot set quotas, because `add` has pinned the host.
         Raises OSError if the quota or the affinity cannot be set.
         """
         if self.why_not:
@@ -133,10 +134,11 @@ def _pin(pids: Collection[int], cores: float) -> None:
     """
     usable = os.sched_getaffinity(0)
     free = set(usable)
-    for pid in {pid for others in hosts().values() for pid in others} - set(pids):
+    for pid in set[int]().union(*hosts().values()).difference(pids):
         with suppress(OSError):
             pinned = os.sched_getaffinity(pid)
-            free -= pinned if len(pinned) < len(usable) else set()
+            if len(pinned) < len(usable):
+                free -= pinned
     if len(free) < cores:
         raise NoCapacity(f"a host needs {int(cores)} free cores, but only {len(free)} are free")
     for pid in pids:
@@ -144,10 +146,13 @@ def _pin(pids: Collection[int], cores: float) -> None:
 
 
 def detect() -> CpuShares:
-    """Detect whether this process can set CPU quotas, and return the `CpuShares` to use."""
+    """Return a `CpuShares` with the first cgroup folder in which this process can set quotas.
+
+    Without such a folder, `why_not` of the result says why each folder failed.
+    """
     reasons: list[str] = []
     for version, top, home in _hierarchies():
-        # Try this process's group first, so that its limits apply to the hosts too.
+        # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
             shares, group = CpuShares(version, base), base / f"srift-try-{os.getpid()}"
@@ -190,11 +195,10 @@ def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     version: the cgroup version, 1 or 2.
     cgroup: the folder of this process's cgroup in the hierarchy.
     """
-    paths = {
-        controller: path.lstrip("/")
-        for _, controllers, path in (line.split(":", 2) for line in _OWN.read_text().splitlines())
-        for controller in controllers.split(",")
-    }
+    paths = dict[str, str]()
+    for line in _OWN.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
     for line in _MOUNTS.read_text().splitlines():
         _, mounted, kind, options, *_ = line.split()
         top = Path(mounted)
@@ -212,14 +216,14 @@ def _words(path: Path) -> list[str]:
 
 
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
-    """Return, for each host of a launch, the set of cores on which it may run.
+    """Return the set of cores on which each host of a launch may run.
 
-    Each host, largest first, gets the least loaded cores. For example, a host with 1.5 cores gets
-    two cores, and adds a load of 0.75 to each. If the load of a core exceeds 1, its hosts get all
-    usable cores instead.
+    Each host gets the cores with the least load, the largest host first. For example, a host with
+    1.5 cores gets two cores, and adds a load of 0.75 to each core. If the load of a core exceeds 1,
+    the hosts on this core get all usable cores instead.
 
     shares: number of cores of each host, such as 1.5.
-    promised: {usable core: load from the hosts of other launches}. A load of 1 is the whole core.
+    promised: {usable core: load from the hosts of other launches}. A load of 1 fills the core.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
@@ -235,8 +239,8 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 def promised_to_others(lease_id: str) -> dict[int, float]:
     """Return {usable core: load} from the hosts of all launches except `lease_id`.
 
-    A load of 1 is the whole core. For example, a host with 1.5 cores on two cores adds a load of
-    0.75 to each.
+    A load of 1 fills the core. For example, a host with 1.5 cores that is pinned to two cores adds
+    a load of 0.75 to each core.
     """
     loads = dict.fromkeys(os.sched_getaffinity(0), 0.0)
     for mark, pids in hosts().items():

@@ -1,9 +1,9 @@
-"""Store the leases of local hosts, and end everything that belongs to a lease.
+"""Store the leases of local hosts, and end the processes and cgroups of a lease.
 
 A lease is the record of a launch. A process belongs to a lease if its PYTHONPATH is inside the
 lease's folder. A cgroup belongs to a lease if its name contains the lease's id. Hosts run a copy of
-the agent's code in the lease's folder (code/node/), so that an edit of the checkout never reaches a
-running host.
+the code in tasks/node. The copy is in the lease's folder, so that edits of the original code do not
+change a running host.
 """
 
 import os
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from tasks.providers.base import Lease, ProviderError
-from tasks.providers.leases import NAME, LeaseFolder
-from tasks.providers.local.cpu_shares import CpuShares
-from tasks.providers.local.processes import end, started_from
+from ..base import Lease, ProviderError
+from ..leases import NAME, LeaseFolder
+from .cpu_shares import CpuShares
+from .processes import end, started_from
 
 _ROUNDS = 5  # repeated searches, because processes may start while others are killed
 
@@ -27,7 +27,7 @@ _ROUNDS = 5  # repeated searches, because processes may start while others are k
 class LeaseStore(LeaseFolder[Lease]):
     """The leases of one SRIFT_HOME.
 
-    token: identifies this SRIFT_HOME in the names of hosts and cgroups.
+    token: a hash that identifies this SRIFT_HOME in the names of hosts and cgroups.
     """
 
     kind = Lease
@@ -35,10 +35,10 @@ class LeaseStore(LeaseFolder[Lease]):
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve() / "leases")
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
-        self.prefix = f"srift-{self.token}-"  # of the names of this home's cgroups
+        self.prefix = f"srift-{self.token}-"  # the cgroups' names begin with it
 
     def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill the processes of a lease, remove its cgroups, and return the two counts.
+        """Kill the processes of a lease, and remove its cgroups. Return both counts.
 
         Raises ProviderError if a cgroup is still in use.
         """

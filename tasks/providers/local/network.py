@@ -16,20 +16,20 @@ from typing import TypeVar
 
 import psutil
 
-from tasks.providers.base import ProviderError
-from tasks.providers.local.processes import end
+from ..base import ProviderError
+from .processes import end
 
 # an ordinary user's PATH on Debian lacks ip and tc
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 # Namespaces without names, and links outside the main namespace, end with their processes.
 _HOST = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-# In each script, the shell stays the namespace's first process and reaps orphans.
+# In each script, the shell stays the first process of its namespace, and reaps orphans.
 _LOOPBACK = 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; "$@"; exit $?'
 _AGENT = '"$@" </dev/null; exit $?'
 _HOLDER = {"root": ("unshare", "--net"), "user": ("unshare", "-Urnm")}
-# Take away the rights of root. Root becomes `nobody` (65534), who may read every file, because
-# Python and data often lie in folders that root alone can read.
+# Run a command without the privileges of root. Root becomes `nobody` (65534) with the right to read
+# every file, because Python and data are often in folders that only root can read.
 _POWERLESS = {
     "root": """setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs \
 --bounding-set=-all,+dac_read_search --inh-caps=-all,+dac_read_search \
@@ -37,8 +37,9 @@ _POWERLESS = {
     "user": "setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --ambient-caps=-all",
     "none": "",
 }
-# Runs a command in the folder `code`, in a new root with the system and the paths up to "--". The
-# command may write to `code` and `environment`, and owns them until all its processes have ended.
+# Run a command in a new root folder that has only the system's files and the paths before "--".
+# The working directory is `code`. The command owns and may write `code` and `environment`. Root
+# owns `environment` again when all processes of the command have ended.
 _ALONE = r"""
 set -e; umask 022; code=$1 environment=$2 new=${1%/*}/root
 read -r first outside users </proc/self/uid_map
@@ -67,7 +68,7 @@ chown -hR 0:0 "$environment"
 exit $status
 """
 _BRIDGE = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
-# A kernel without IPv6 refuses `addrgenmode`; it gives the link no IPv6 address anyway.
+# A kernel without IPv6 rejects `addrgenmode`, but gives links no IPv6 address anyway.
 _QUIET = "{{ ip link set {link} addrgenmode none 2>/dev/null || true; }}"
 _TICKS_PER_S = 250  # CONFIG_HZ of Debian's kernels
 _LEAST_BURST_BYTES = 65_536  # size of one segment before the kernel splits it into packets
@@ -79,7 +80,8 @@ T = TypeVar("T")
 class Isolation:
     """How hosts are separated: by Linux namespaces, or not at all.
 
-    kind: "root" (namespaces made by root), "user" (namespaces inside a user namespace) or "none".
+    kind: "root" (namespaces that root creates), "user" (namespaces inside a user namespace), or
+        "none".
     why_not: why hosts cannot be separated.
     """
 
@@ -100,7 +102,7 @@ class Isolation:
     def powerless(self, command: Sequence[str]) -> list[str]:
         """Return a command that runs `command` without the privileges of root.
 
-        Returns `command` unchanged if hosts are not separated by namespaces.
+        Returns `command` unchanged if the kind is "none".
         """
         return [*_POWERLESS[self.kind].split(), *command]
 
@@ -134,7 +136,7 @@ class Host:
 class HostNetwork:
     """The hosts of one launch, and the links with limited bandwidth between them.
 
-    If this computer cannot make namespaces, hosts are plain processes on the loopback address.
+    If this computer cannot create namespaces, hosts are plain processes on the loopback address.
     """
 
     def __init__(self, isolation: Isolation, environment: Mapping[str, str]) -> None:
@@ -153,7 +155,7 @@ class HostNetwork:
             holder = (*_HOLDER[self._isolation.kind], "sleep", "infinity")
             self.switch = switch = self._spawn(holder, log)
             process, ours = Path(f"/proc/{switch.pid}"), os.readlink("/proc/self/ns/net")
-            # until it is root in its user namespace, and has its own network namespace
+            # wait until the process is root in its user namespace and has a network namespace
             _await(
                 switch,
                 lambda: (
@@ -177,8 +179,9 @@ class HostNetwork:
 
         mark: a `HostMark` as text, which becomes an argument of the host's first processes.
         log: file for the output of `command`.
-        address: IPv4 address of the host. Ignored if this computer cannot make namespaces.
-        bandwidth_gbps: limit in each direction. Ignored if this computer cannot make namespaces.
+        address: IPv4 address of the host. Ignored if this computer cannot create namespaces.
+        bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s. Also ignored
+            without namespaces.
         prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
@@ -191,7 +194,7 @@ class HostNetwork:
             f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
             f"tc qdisc add dev eth0 root {_tbf(bandwidth_gbps)} || exit 71; {_AGENT}"
         )
-        user = ("nsenter", *self._into_user, "-t", str(self.switch.pid)) if self._into_user else ()
+        user = self._enter if self._isolation.kind == "user" else ()
         process = self._spawn((*user, *_HOST, script, mark, *command), log)
         [inner, *_] = _await(process, psutil.Process(process.pid).children)
         link = f"h{len(self._processes) - 2}"  # the first process holds the bridge
@@ -207,9 +210,7 @@ class HostNetwork:
 
         Raises ProviderError with the script's error output if the script fails.
         """
-        assert self.switch is not None
-        enter = ("nsenter", *self._into_user, "-t", str(self.switch.pid), "-n", "sh", "-c", script)
-        done = _shell(enter)
+        done = _shell((*self._enter, "-n", "sh", "-c", script))
         if done.returncode != 0:
             raise ProviderError(
                 "the network between the hosts could not be created:"
@@ -224,8 +225,11 @@ class HostNetwork:
             process.communicate()  # closes its input and waits
 
     @property
-    def _into_user(self) -> Sequence[str]:
-        return ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
+    def _enter(self) -> Sequence[str]:
+        """Return the start of a command that runs a program in the bridge's user namespace."""
+        assert self.switch is not None
+        user = ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
+        return ("nsenter", *user, "-t", str(self.switch.pid))
 
     def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a process in a separate session, so that Ctrl-C does not reach it."""
@@ -244,7 +248,7 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return how this computer can separate hosts: "root" (only as root), "user" or "none"."""
+    """Return how this computer can separate hosts. The kind is "root" only if this user is root."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
@@ -266,7 +270,7 @@ def detect() -> Isolation:
 def without_network(isolation: Isolation, command: Sequence[str]) -> list[str]:
     """Return a command that runs `command` without a network and without the privileges of root.
 
-    Returns `command` unchanged if this computer cannot make namespaces.
+    Returns `command` unchanged if this computer cannot create namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -284,7 +288,7 @@ def without_files(
     - the folder with its code, which is the working directory
     - the folder of the Python environment
 
-    Returns `command` unchanged if this computer cannot make namespaces.
+    Returns `command` unchanged if this computer cannot create namespaces.
     """
     if not isolation.namespaces:
         return list(command)
@@ -315,6 +319,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace did not become ready within {_START_S:.0f} s. The exit status of its "
-        f"process is {process.poll()} (None: still running)"
+        f"a network namespace was not ready after {_START_S:.0f} s. The exit status of its process"
+        f" is {process.poll()} (None: still running)"
     )

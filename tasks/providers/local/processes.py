@@ -1,9 +1,9 @@
-"""Find and kill the processes of launches, even after the process that made a launch has crashed.
+"""Find and kill the processes of launches, even if the process that started a launch has crashed.
 
-- `started_from` finds processes by PYTHONPATH, which is inside the folder of the lease (the record
-  of the launch).
-- `hosts` finds the first processes of hosts, also of other users, by a command-line argument
-  (`HostMark`).
+- `started_from` finds processes whose PYTHONPATH is inside the folder of a lease, the record of a
+  launch.
+- `hosts` finds the first processes of the hosts of all users. Each such process has a `HostMark`
+  among its command-line arguments.
 """
 
 import time
@@ -21,9 +21,9 @@ _ENDED_S = 5.0  # maximum wait until killed processes have ended
 
 @dataclass(frozen=True)
 class HostMark:
-    """A command-line argument that identifies a host, and that every user can read.
+    """A command-line argument that identifies a host. Every user can read the argument.
 
-    home: hash of the path of the SRIFT_HOME that started the host.
+    home: hash that identifies the SRIFT_HOME that started the host.
     index: the host's index in its cluster.
     cores: number of cores that the host may use.
     """
@@ -75,7 +75,7 @@ def end(processes: Collection[psutil.Process]) -> list[psutil.Process]:
     killed = []
     for process in processes:
         with suppress(psutil.Error):
-            process.kill()  # psutil spares a new process with the same PID
+            process.kill()  # psutil does not kill a newer process with the same PID
             killed.append(process)
     until = time.monotonic() + _ENDED_S
     while not all(map(_has_ended, killed)) and time.monotonic() < until:

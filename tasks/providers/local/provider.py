@@ -1,7 +1,7 @@
 """Provide hosts on this Linux computer, with CPU quotas, limited bandwidth and spot interruptions.
 
 Prices are illustrative. Srift installs nothing on the computer. After a launch, only the folder of
-its lease (the record of the launch) remains.
+the lease (the record of the launch) remains.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from models.domain.cluster import Cluster
-from tasks.providers.base import (
+
+from ..base import (
     Lease,
     LeaseUnreadable,
     NoCapacity,
@@ -19,11 +20,11 @@ from tasks.providers.base import (
     Provider,
     ProviderError,
 )
-from tasks.providers.local import catalogue as local_catalogue
-from tasks.providers.local.catalogue import LocalMachine, cores_of
-from tasks.providers.local.cluster import LocalCluster
-from tasks.providers.local.leases import LeaseStore
-from tasks.providers.local.settings import LocalInstanceType
+from . import catalogue as local_catalogue
+from .catalogue import LocalMachine, cores_of
+from .cluster import LocalCluster
+from .leases import LeaseStore
+from .settings import LocalInstanceType
 
 
 class LocalProvider(LocalMachine, Provider):
@@ -49,10 +50,10 @@ class LocalProvider(LocalMachine, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[LocalCluster]:
-        """Start the hosts and their agents, yield the cluster, and end the hosts after the block.
+        """Start the hosts, yield the cluster, and end the hosts after the block.
 
-        An agent is the program that measures on a host. The mailbox (the folder with the hosts'
-        files) is kept.
+        Each host runs an agent, the program that measures. The mailbox, the folder with the hosts'
+        files, is kept.
 
         Raises:
             NoCapacity: if this computer has too few cores, or other hosts use too many cores.
@@ -102,13 +103,14 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End launches that are past their deadline or whose process died, and leftover hosts.
+        """End overdue launches, launches whose process has died, and hosts without a lease.json.
 
-        A leftover host has no lease.json. Only launches and hosts of this SRIFT_HOME are ended.
+        Launches and hosts of another SRIFT_HOME are not ended.
+
         all_of_them: if True, every launch is ended.
-        Returns a sentence for each launch that was ended or could not be ended.
-        Raises NotSwept at the end if a lease.json cannot be read. The hosts of that launch keep
-        running.
+
+        Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
+        the end if a lease.json cannot be read. The hosts of this launch keep running.
         """
         if not self.store.root.is_dir():
             return []
@@ -130,16 +132,13 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: Lease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a launch if `reap` must end it, and return what was done.
+        """End a launch if `reap` must end it. Return one sentence about it, or [] if nothing is done.
 
-        The result is one sentence, or [] if nothing was done.
         lease: content of lease.json; None if the file is missing.
         """
-        why = "it has no lease.json"
-        if lease is not None:
-            why = "it had already ended"
-            if lease.ended_at is None:
-                why = lease.why_end(now, all_of_them=all_of_them)
+        why = "it has no lease.json" if lease is None else "it had already ended"
+        if lease is not None and lease.ended_at is None:
+            why = lease.why_end(now, all_of_them=all_of_them)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)

@@ -13,7 +13,7 @@ class LocalInstanceType(BaseModel):
     """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
     spot_interruptions_per_hour: rate of simulated interruptions.
-    spot_replaced: if True, a lost host of this type is replaced at once.
+    spot_replaced: if True, a lost host of this type can be replaced at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
