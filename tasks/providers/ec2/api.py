@@ -1,6 +1,6 @@
-"""Call AWS by action name, written as in an IAM policy ("ec2:CreateFleet").
+"""Call AWS actions by their names in IAM policies, such as "ec2:CreateFleet".
 
-If AWS refuses a call or does not respond, AwsRefused is raised. boto3 retries throttled and
+A call raises AwsRefused if AWS refuses it or does not respond. boto3 retries throttled and
 unanswered requests. boto3 is imported at the first call, so that commands without AWS start
 quickly. Every wait has a time limit.
 """
@@ -28,10 +28,10 @@ Answer = dict[str, Any]
 Filters = dict[str, str | Sequence[str]]
 T = TypeVar("T")
 
-PRICE_LIST_REGION = "us-east-1"  # the Price List API answers for every region from here
+PRICE_LIST_REGION = "us-east-1"  # here, the Price List API has the prices of every region
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
-VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses until EC2 finds a new resource
+VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between calls until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
@@ -78,7 +78,10 @@ def _session() -> Any:
 
 @contextmanager
 def asking(action: str, region: str) -> Iterator[None]:
-    """Convert botocore's exceptions in the block to AwsRefused for `action` in `region`."""
+    """Convert botocore's exceptions in the block to an AwsRefused that names `action` and `region`.
+
+    AwsRefused does not quote AWS's message, which may contain a secret.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -113,13 +116,13 @@ class Ec2Api:
         self.clients, self._lock = clients, threading.Lock()
         self.now, self.sleep = clock.now, clock.sleep
         self._cached: dict[tuple[str, str], Any] = {}
-        self._images: dict[tuple[str, str], Answer] = {}  # a campaign uses one image
+        self._images: dict[tuple[str, str], Answer] = {}  # by region and SSM parameter
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, written as in an IAM policy ("ec2:CreateFleet"), and return the response.
+        """Call the AWS action `action`, such as "ec2:CreateFleet", and return the response.
 
-        `words` are the parameters of the call. Raises AwsRefused if AWS refuses or does not
-        respond.
+        `words` are the parameters of the call. Raises AwsRefused if AWS refuses the call or does
+        not respond.
         """
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or xform_name(name)
@@ -129,12 +132,11 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return the response, or {} if AWS's refusal is among `refusals`.
+        """Call `action`, and return the response. Return {} if AWS refuses with a known error.
 
-        refusals: AWS error codes, and kinds of error codes, such as "gone" (see the module
-            `errors`).
+        refusals: the known errors: AWS error codes, or kinds of codes such as "gone" (errors.py).
 
-        Raises AwsRefused for a refusal that is not in `refusals`.
+        Raises AwsRefused for any other error.
         """
         try:
             return self.ask(action, region, **words)
@@ -144,7 +146,7 @@ class Ec2Api:
             return {}
 
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
-        """Call `action`, follow NextToken through all pages, and return the items of all pages.
+        """Call `action` for all pages of the response, and return the items of all pages.
 
         `key` is the response's key for the list of items. `words` are the parameters of the call.
         """
@@ -169,9 +171,10 @@ class Ec2Api:
         return self.ask_all(key, action, region, Filters=words)
 
     def when_visible(self, call: Callable[[], T]) -> T:
-        """Repeat `call` until EC2 finds a resource that was just created, and return the result.
+        """Repeat `call` until EC2 finds a resource that was just created. Return the result.
 
-        Raises AwsRefused after half a minute, and at once for errors that do not mean "not found".
+        If EC2 does not find the resource within half a minute, AwsRefused is raised. Other errors
+        are raised at once.
         """
         for pause_s in VISIBLE_AFTER_S:
             try:
@@ -232,10 +235,10 @@ class Ec2Api:
         }
 
     def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
-        """Terminate the machines, and return the ids that EC2 does not know.
+        """Terminate the machines `ids`, and return the ids that EC2 does not find.
 
-        A machine that EC2 does not know ended long ago, or has just been launched. Raises
-        AwsRefused if EC2 refuses for another reason.
+        EC2 does not find machines that ended long ago, and may not find new machines. Raises
+        AwsRefused for any other refusal.
         """
         wanted = sorted(set(ids))
         try:
@@ -244,7 +247,7 @@ class Ec2Api:
         except AwsRefused as error:
             if error.kind != "gone":
                 raise
-            # EC2 may have refused the whole request because of one unknown id
+            # EC2 may have refused the whole request because of a single unknown id
             if len(wanted) == 1:
                 return {*wanted}
             return {name for each in wanted for name in self.terminate(region, [each])}
@@ -253,7 +256,7 @@ class Ec2Api:
     def image(self, region: str, parameter: str) -> Answer:
         """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
 
-        The result is cached, so that all machines use the same image. Raises AwsRefused if the
+        The result is cached, so that all launches use the same image. Raises AwsRefused if the
         image does not exist or is not available.
         """
         if (region, parameter) in self._images:
@@ -266,7 +269,7 @@ class Ec2Api:
         return self._images.setdefault((region, parameter), images[0])
 
     def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a session makes clients one at a time, half a second each
+        with self._lock:  # a boto3 session cannot create two clients at the same time
             if (service, region) not in self._cached:
                 self._cached[service, region] = self.clients(service, region)
             return self._cached[service, region]
@@ -290,8 +293,8 @@ def tag_filters(tags: Mapping[str, str]) -> Filters:
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    The result is {} if the file cannot be read, or if a variable AWS_ENDPOINT_URL... is set,
-    because such a variable replaces AWS.
+    Returns {} if the file cannot be read, or if an environment variable AWS_ENDPOINT_URL... names a
+    service that replaces AWS.
     """
     if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
         return {}
@@ -305,8 +308,7 @@ def spot_advisor() -> Answer:
 class Store:
     """Reads and writes the objects of one S3 bucket.
 
-    `region` is the region to which requests are sent. `listed` sets `region` to the bucket's
-    region.
+    region: the region to which requests are sent. `listed` sets it to the bucket's region.
     """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
@@ -315,9 +317,9 @@ class Store:
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
         """Return (objects below `prefix`, time at which S3 sent the first page of the list).
 
-        Each object is S3's entry, with key, size and ETag. The time is Unix time on S3's clock.
+        An object is S3's entry, with key, size and ETag. The time is Unix time on S3's clock.
 
-        most: no further page is requested once the list has more than `most` objects.
+        most: stop after the first page that brings the list above this number of objects.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

@@ -1,6 +1,6 @@
 """Plan the attempts of a launch: in the cluster's market first, then on-demand.
 
-An attempt sends one CreateFleet request for each group of machines of one instance type. The
+An attempt sends one CreateFleet request for each group of machines of the same instance type. The
 request lists all zones in which the machines may be launched. This module does not call AWS.
 """
 
@@ -16,7 +16,7 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one mi
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Machines of one instance type with consecutive ranks, launched by one CreateFleet request.
+    """Machines of the same type with consecutive ranks, for which one CreateFleet request is sent.
 
     first: the rank of the first machine.
     bids: {possible zone: maximum price of one machine in dollars per hour}.
@@ -34,7 +34,7 @@ class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
     clusters: {possible zone: copy of the cluster with the zone's prices}.
-    groups: the cluster's machines in rank order. A group has machines of one instance type.
+    groups: the cluster's machines in rank order.
     """
 
     market: str
@@ -49,10 +49,11 @@ class Attempt:
 def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
 ) -> list[Attempt]:
-    """Return the attempts to launch `cluster`: in its market, then on-demand if in `markets`.
+    """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
-    An attempt uses those `zones` in which the prices of all instance types are known. Without such
-    a zone, the attempt is left out. `offers` supplies prices that the cluster's offers lack.
+    The second attempt is left out unless `markets` includes "on-demand". An attempt may use each
+    zone in `zones` in which the prices of all instance types are known. If there is no such zone,
+    the attempt is left out. `offers` supplies prices that the cluster's own offers lack.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -96,8 +97,8 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, and
         at least the current spot price.
 
-    A higher account price in [ec2.prices] replaces the bid, so that spending caps count what the
-    account pays. The account's discount does not lower the bid, because EC2 compares bids with list
+    If the account price in [ec2.prices] is higher, it is the result, so that spending caps count
+    what the account pays. A discount does not lower the bid, because EC2 compares bids with list
     prices.
     """
     usd = offer.list_usd_per_hour or 0.0

@@ -1,8 +1,8 @@
 """Classify AWS error codes by what they mean for a launch.
 
-capacity     no machines are available now; another market may have some
-throttled    AWS wants fewer requests; boto3 has already retried
-unsure       no clear response came; AWS may have carried out the request
+capacity     no machines are available now; another market may have machines
+throttled    AWS received too many requests; boto3 has already retried
+unsure       AWS sent no clear response, and may have carried out the request
 gone         the resource does not exist, or EC2 does not find it yet
 there        the resource to create already exists
 busy         the resource to delete is still in use
@@ -20,33 +20,45 @@ DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "403
 
 # AWS error codes, and names of botocore's exceptions for requests without a response.
 _CODES = {
-    "capacity": "InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity "
-    "InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity "
-    "Unsupported InvalidFleetConfiguration InsufficientVolumeCapacity InsufficientAddressCapacity "
-    "ReservationCapacityExceeded Server.InsufficientInstanceCapacity Server.InternalError "
-    "MaxFleetCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded "
-    "SpotInstanceCountLimitExceeded VolumeLimitExceeded SecurityGroupLimitExceeded "
-    "Client.VolumeLimitExceeded NetworkInterfaceLimitExceeded PlacementGroupLimitExceeded "
-    "MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded SpotMaxPriceTooLow InvalidSpotPrice",
-    "throttled": "RequestLimitExceeded Throttling ThrottlingException RequestThrottled SlowDown "
-    "TooManyRequestsException BandwidthLimitExceeded",
-    "unsure": "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError "
-    "ProxyConnectionError SSLError IncompleteReadError ResponseStreamingError HTTPClientError "
-    "InternalError InternalErrorException ServiceUnavailable Unavailable InternalFailure "
-    "ServerInternal ServiceException RequestTimeout 500 502 503 504 ResponseParserError",
-    "gone": "InvalidInstanceID.NotFound InvalidInstanceID.Malformed NoSuchKey 404 "
-    "InvalidPlacementGroup.Unknown InvalidGroup.NotFound InvalidGroupId.Malformed "
-    "InvalidLaunchTemplateName.NotFoundException InvalidLaunchTemplateId.NotFound "
-    "InvalidPermission.NotFound NoSuchResourceException",
-    "there": "InvalidPlacementGroup.Duplicate InvalidGroup.Duplicate InvalidPermission.Duplicate "
-    "InvalidLaunchTemplateName.AlreadyExistsException",
+    "capacity": """
+        InsufficientInstanceCapacity InsufficientCapacity InsufficientHostCapacity
+        InsufficientReservedInstanceCapacity InsufficientFreeAddressesInSubnet UnfulfillableCapacity
+        Unsupported InvalidFleetConfiguration InsufficientVolumeCapacity InsufficientAddressCapacity
+        ReservationCapacityExceeded Server.InsufficientInstanceCapacity Server.InternalError
+        MaxFleetCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded
+        SpotInstanceCountLimitExceeded VolumeLimitExceeded SecurityGroupLimitExceeded
+        Client.VolumeLimitExceeded NetworkInterfaceLimitExceeded PlacementGroupLimitExceeded
+        MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded SpotMaxPriceTooLow InvalidSpotPrice
+    """,
+    "throttled": """
+        RequestLimitExceeded Throttling ThrottlingException RequestThrottled SlowDown
+        TooManyRequestsException BandwidthLimitExceeded
+    """,
+    "unsure": """
+        EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError
+        ProxyConnectionError SSLError IncompleteReadError ResponseStreamingError HTTPClientError
+        InternalError InternalErrorException ServiceUnavailable Unavailable InternalFailure
+        ServerInternal ServiceException RequestTimeout 500 502 503 504 ResponseParserError
+    """,
+    "gone": """
+        InvalidInstanceID.NotFound InvalidInstanceID.Malformed NoSuchKey 404
+        InvalidPlacementGroup.Unknown InvalidGroup.NotFound InvalidGroupId.Malformed
+        InvalidLaunchTemplateName.NotFoundException InvalidLaunchTemplateId.NotFound
+        InvalidPermission.NotFound NoSuchResourceException
+    """,
+    "there": """
+        InvalidPlacementGroup.Duplicate InvalidGroup.Duplicate InvalidPermission.Duplicate
+        InvalidLaunchTemplateName.AlreadyExistsException
+    """,
     "busy": "InvalidPlacementGroup.InUse DependencyViolation InvalidGroup.InUse",
     "denied": " ".join(DENIED),
-    "credentials": "AuthFailure InvalidClientTokenId UnrecognizedClientException "
-    "SignatureDoesNotMatch IncompleteSignature MissingAuthenticationToken InvalidAccessKeyId "
-    "NotAuthorized NoCredentialsError PartialCredentialsError CredentialRetrievalError "
-    "ExpiredToken ExpiredTokenException RequestExpired UnauthorizedSSOTokenError "
-    "SSOTokenLoadError TokenRetrievalError ProfileNotFound",
+    "credentials": """
+        AuthFailure InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch
+        IncompleteSignature MissingAuthenticationToken InvalidAccessKeyId NotAuthorized
+        NoCredentialsError PartialCredentialsError CredentialRetrievalError ExpiredToken
+        ExpiredTokenException RequestExpired UnauthorizedSSOTokenError SSOTokenLoadError
+        TokenRetrievalError ProfileNotFound
+    """,
 }
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _HINTS = {
@@ -75,7 +87,7 @@ class AwsRefused(ProviderError):
     """AWS refused a request or did not respond.
 
     code: AWS's error code, or the name of botocore's exception.
-    kind: what the code means for a launch; the module's docstring lists the kinds.
+    kind: what the code means for a launch. The docstring of this module lists the kinds.
 
     The message omits AWS's message, which may quote a secret.
     """

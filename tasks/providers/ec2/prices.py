@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
 
 from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
 
+from .catalogue import Answer
 from .settings import Ec2
 from .snapshot import LISTED_REGION, packaged
 
-Answer = Mapping[str, Any]
 ESTIMATED = f"packaged prices outside {LISTED_REGION} are estimates"
 
 
@@ -117,8 +116,8 @@ def spot_offers(
 
 
 HOURS_A_MONTH = 730.0  # the month by which AWS bills volumes
-# gp3, dollars per GiB and month (https://aws.amazon.com/ebs/pricing/). Other regions get the price
-# of the most expensive region, Sao Paulo. Volumes have only the free IOPS and throughput.
+# Dollars per GiB and month of gp3 volumes (https://aws.amazon.com/ebs/pricing/). Other regions get
+# the price of the most expensive region, Sao Paulo. Srift buys no additional IOPS or throughput.
 GP3_USD_PER_GIB_MONTH = {
     "us-east-1": 0.08,
     "us-east-2": 0.08,
@@ -130,36 +129,36 @@ GP3_USD_PER_GIB_MONTH = {
 }
 WORST_GP3_USD_PER_GIB_MONTH = 0.152
 ADDRESS_USD_PER_HOUR = 0.005  # a public IPv4 address (https://aws.amazon.com/vpc/pricing/)
-# S3 Standard, dollars per request (https://aws.amazon.com/s3/pricing/): in us-east-1, and in the
+# Dollars per request to S3 Standard (https://aws.amazon.com/s3/pricing/), in us-east-1 and in the
 # most expensive region. A LIST costs as much as a PUT.
 PUT_USD, GET_USD = 0.005 / 1000, 0.0004 / 1000
 WORST_PUT_USD, WORST_GET_USD = 0.007 / 1000, 0.00056 / 1000
-# Requests an hour of one machine and its controller while nothing changes (mailbox_s3.py,
-# node/on_ec2/sync.py). PUTs: heartbeats, log, records, and the controller's LISTs. GETs: the
-# controller fetches each upload, and the machine fetches the manifest every 2 s.
+# Expected requests per hour for one machine (mailbox_s3.py, node/on_ec2/sync.py). The machine PUTs
+# 720 heartbeats, 360 logs and 60 records. The controller LISTs 720 times, and GETs each upload. The
+# machine GETs the manifest every 2 s.
 PUTS_PER_HOUR = 1860.0  # 720 + 360 + 60 + 720
 GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
-# Upper bounds: a LIST may have several pages, the machine polls every second, and it uploads as
-# much as node/on_ec2/sync.py allows: heartbeats, UPLOADS_PER_HOUR, and UPLOADS_AT_ONCE three
-# times an hour, because the caps count at least twenty minutes of a machine.
-# PUTs and GETs have the same bound: 720 + 1800 + 3 x 150 uploads, and 3600.
+# Upper bound of the PUTs per hour, and of the GETs. The machine may upload as much as
+# node/on_ec2/sync.py allows: 720 heartbeats, UPLOADS_PER_HOUR (1800), and three times
+# UPLOADS_AT_ONCE (150), because the caps count at least twenty minutes of a machine. The remaining
+# 3600 are LISTs with several pages, or GETs of the manifest every second.
 MOST_EACH_PER_HOUR = 6570.0
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
 MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)
 
-# A download from S3 is free inside a region. Between regions, the bucket's region sets the price
-# (https://aws.amazon.com/s3/pricing/): 0.02 dollars per GB in the regions below. For all others,
-# the price of the dearest region, Cape Town, counts. A NAT gateway counts as in the dearest region,
-# Sao Paulo (https://aws.amazon.com/vpc/pricing/).
+# A download from S3 is free inside a region. Between regions, the price depends on the bucket's
+# region (https://aws.amazon.com/s3/pricing/). It is 0.02 dollars per GB for buckets in the regions
+# below. Other regions get the price of the most expensive region, Cape Town. NAT gateways get the
+# price of the most expensive region, Sao Paulo (https://aws.amazon.com/vpc/pricing/).
 _USUALLY_PRICED = (
     "us-east-1 us-east-2 us-west-1 us-west-2 ca-central-1"
     " eu-west-1 eu-west-2 eu-west-3 eu-central-1 eu-north-1"
 )
 WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.093
-NAT_USD_PER_GB = 0.045  # in us-east-1, which Srift's answers assume for all regions
+NAT_USD_PER_GB = 0.045  # in us-east-1; recommendations assume this price in all regions
 WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
-PART_BYTES = 8 * 2**20  # boto3 transfers larger objects in parts of this size
+PART_BYTES = 8 * 2**20  # boto3 splits larger objects into parts of this size
 
 
 def download_usd(
@@ -183,17 +182,17 @@ def download_usd(
     rate = 0.0 if public else nat_usd_per_gb
     if source != region:
         rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
-    # an object is listed, looked up, and fetched
+    # each object needs a LIST, a HEAD and a GET; each further part needs a GET
     return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
 
 
 def upload_usd(size: int, files: int) -> float:
-    """Return an upper bound in dollars on the cost of uploading objects and storing them a month.
+    """Return an upper bound in dollars on the cost to upload objects and store them for a month.
 
     size: the number of bytes of all objects together.
     files: the number of objects.
     """
-    # a large object is begun, sent in parts and completed; a LIST has 1,000 objects
+    # a large object needs requests to begin, for each part, and to complete; a LIST page has 1,000
     requests = 3 * files + size / PART_BYTES + files / 1000 + 1
     return requests * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 
@@ -217,8 +216,8 @@ def other_usd_per_hour(*, public: bool) -> float:
 def most_usd_per_hour_beside(gib: float) -> float:
     """Return an upper bound in dollars per hour on one machine's cost besides its instance price.
 
-    The bound includes a volume of `gib` GiB, a public IP address and S3 requests, at the prices of
-    the most expensive region.
+    The cost includes a volume of `gib` GiB, a public IP address and S3 requests. The prices are
+    those of the most expensive region.
     """
     return (
         gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
@@ -255,8 +254,10 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
 def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
-    `public` is the public price; None if unknown. A price in [ec2.prices] takes precedence over a
-    discount in [ec2.discounts]. The reason is "" if the prices do not differ.
+    A price in [ec2.prices] takes precedence over a discount in [ec2.discounts]. The reason is "" if
+    the account pays the public price.
+
+    public: the public price; None if unknown.
     """
     name, key = offer.instance_type.name, offer.market.replace("-", "_")
     if fixed := getattr(terms.prices.get(name), f"{key}_usd_per_hour", None):
