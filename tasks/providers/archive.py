@@ -1,4 +1,4 @@
-"""Pack files as a .tar.gz archive that depends on nothing but their names and contents."""
+"""Pack files as a .tar.gz archive. Equal files always give equal bytes."""
 
 import gzip
 import io
@@ -9,10 +9,7 @@ _MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files `contents`, {file name: content}.
-
-    Equal files give equal bytes.
-    """
+    """Return a tar.gz of the files `contents`, {file name: content}."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in sorted(contents):

@@ -1,9 +1,9 @@
 """Define the interface of a machine provider (EC2 or this computer), and its errors.
 
 A lease is the file that records a launch and its machines. The controller is the process that
-launched the machines. The reaper ends machines whose deadline has passed or whose controller died.
-Each machine runs an agent, the program that takes measurements. Agents and controller exchange
-files through a folder, the mailbox.
+launched the machines. The reaper ends machines whose deadline has passed or whose controller has
+died. Each machine runs an agent, the program that measures. Agents and controller exchange files
+through a folder, the mailbox.
 
 ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
@@ -52,7 +52,7 @@ class NotSwept(ProviderError):
     """The search for overdue machines could not check every region and lease.
 
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
-    done: one sentence for each lease or machine that the search ended or could not end.
+    done: one sentence for each lease or machine that was ended or could not be ended.
     provider: the provider's name; "" if several providers are affected.
     """
 
@@ -170,9 +170,9 @@ class NodeState:
 
 
 class RunningCluster(Protocol):
-    """Acquired machines. Each machine runs an agent, which takes measurements.
+    """The machines of a launch. Each machine runs an agent, the program that measures.
 
-    cluster: the acquired machines, with their zones and prices.
+    cluster: the machines, with their zones and prices.
     mailbox: the folder for files from and to the machines.
     addresses: the machines' IP addresses, in rank order.
     ready_within_s: seconds from the start within which a machine's agent must report. A machine
@@ -191,7 +191,7 @@ class RunningCluster(Protocol):
     def settle(self) -> None:
         """Apply the CPU quotas of the instance types, if the provider has CPU quotas.
 
-        Call this method when all workers are ready to measure, so that they start without quotas.
+        Call this method when all workers are ready to measure. Workers start faster without quotas.
         """
         return
 
@@ -212,9 +212,9 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set the cost of each machine's downloads from S3 to `usd` dollars per machine.
+        """Set the cost of each machine's downloads from S3, in dollars per machine.
 
-        A machine that later replaces a lost machine gets the same download cost.
+        A machine that later replaces a lost machine has the same download cost.
         """
         return
 
@@ -233,13 +233,13 @@ class RunningCluster(Protocol):
     def revoke(self, index: int) -> None:
         """Simulate a spot interruption: end the machine with rank `index` at once.
 
-        Does nothing on a provider with a real spot market.
+        Does nothing if the provider has a real spot market.
         """
         return
 
 
 class Provider(Protocol):
-    """A source of machines. The methods with a body are defaults that a provider may override."""
+    """A source of machines. A provider may override the methods that have a body."""
 
     name: str
 
@@ -256,7 +256,7 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return one sentence, with a fix, for each thing that this provider cannot do here."""
+        """Return a sentence with a fix for each thing that this provider cannot do here."""
 
     def fits(self, cluster: Cluster) -> str:
         """Return why this provider can never launch the cluster here; "" if it can."""
@@ -308,9 +308,9 @@ class Provider(Protocol):
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` at this account's prices, with volumes, public addresses and S3 requests.
+        """Return `offers` at this account's prices, and with the prices of other billed services.
 
-        The method is idempotent.
+        These are volumes, public IP addresses and S3 requests. The method is idempotent.
         """
         return list(offers)
 
@@ -341,7 +341,7 @@ class Provider(Protocol):
 
 def plain(text: str) -> str:
     """Return text from a machine, cut to 10,000 characters, without terminal control codes."""
-    # agents send at most 4,000 characters
+    # agents write at most 4,000 characters
     return _CONTROL.sub("", text[:10_000])
 
 

@@ -1,4 +1,4 @@
-"""Store the record of each launch, its lease, in a folder.
+"""Store the lease (the record) of each launch in a folder.
 
 lease.json is written before machines are requested, so that no machine runs without a record.
 
@@ -28,8 +28,7 @@ from pydantic import TypeAdapter
 from .base import Lease, LeaseUnreadable, ProviderError
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-# File descriptors of the locks that this process holds, by the folder of the lease. The kernel
-# releases the locks when the process dies.
+# {folder of a lease: file descriptor of the lock that this process holds}
 _CONTROLLED: dict[Path, int] = {}
 
 
@@ -74,7 +73,7 @@ class LeaseFolder(Generic[L]):
     def create(self, lease: L) -> None:
         """Create the lease's folder with lease.json, and lock its file `controller`.
 
-        The lock shows other processes that this process is alive. Raises ProviderError if the
+        By the lock, other processes see that this process is alive. Raises ProviderError if the
         folder exists already or lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
@@ -95,12 +94,12 @@ class LeaseFolder(Generic[L]):
 
     def _controller_alive(self, lease_id: str) -> bool:
         """Return True if the process that created the lease is alive or cannot be checked."""
-        try:  # unlike a PID, a file lock also shows a process in another container
+        try:  # unlike a PID, a file lock also works between containers
             with (self.directory(lease_id) / "controller").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except OSError:  # the lock is held, or the file is unreadable: the deadline ends the lease
+        except OSError:  # the lock is held, or the file is unreadable
             return True
         return False
 
@@ -177,7 +176,7 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return leases with running machines or pending downloads, and unreadable leases."""
+        """Return leases with running machines or missing downloads, and unreadable leases."""
         return [lease for lease in self.stored() if lease.is_held]
 
     def forget(self, lease_id: str) -> None:
@@ -196,7 +195,7 @@ class LeaseFolder(Generic[L]):
         self.forget(lease_id)
 
     def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease without lease.json, but keep measurement records.
+        """Delete the folder of a lease that has no lease.json, but keep measurement records.
 
         The records are moved to `rejected/` in SRIFT_HOME. If the move fails, nothing is deleted.
         Returns a sentence that says what happened to the records.

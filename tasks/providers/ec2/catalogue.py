@@ -13,19 +13,19 @@ from models.domain.cluster import InstanceType
 
 Answer = Mapping[str, Any]
 
-# This pattern in [ec2] instance_types matches every type with NVIDIA GPUs that the image supports.
+# In [ec2] instance_types, this pattern matches all types with NVIDIA GPUs that the image supports.
 GPU = "gpu"
 _GPU_FAMILIES = "gp"
 # Types with NVIDIA GPUs and an ARM CPU: Graviton (g5g) and Grace (p6e-gb200).
 _ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
-_ROUNDED = 1.01  # EC2 rounds its statement: 133.333 becomes 133.33
+_ROUNDED = 1.01  # EC2 rounds the rate of a machine: 133.333 becomes 133.33
 
-# GPU families that Deep Learning AMIs support, from AWS's release notes (supported_ec2_instances),
-# read on 2026-11-23: aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md below
-# https://docs.amazonaws.cn/dlami/latest/devguide/. AWS has no notes on PyTorch 2.12 and 2.13, so
-# the families of 2.11 are used. V100 (p3, p3dn) is missing, because the open kernel modules of
-# NVIDIA's driver need Turing or newer.
+# GPU families that Deep Learning AMIs support, from supported_ec2_instances in AWS's release notes:
+# https://docs.amazonaws.cn/dlami/latest/devguide/, file
+# aws-deep-learning-ami-gpupt211oss-al2023-2026-09-07.md, read on 2026-11-23. The notes are for
+# PyTorch 2.11, because AWS has none for 2.12 and 2.13. V100 (p3, p3dn) is not supported, because
+# the open kernel modules of NVIDIA's driver need Turing or newer.
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-"
 IMAGE_FAMILIES = frozenset(
     {"g4dn", "g5", "g6", "gr6", "g6f", "gr6f", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"}
@@ -35,8 +35,9 @@ IMAGE_FAMILIES = frozenset(
 def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if no reason is known.
 
-    `image` is the SSM parameter that names the image. Supported GPU families are known only for
-    AWS's Deep Learning AMIs with PyTorch.
+    GPU families are checked only for AWS's Deep Learning AMIs with PyTorch.
+
+    image: the SSM parameter that names the image.
     """
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
@@ -53,9 +54,10 @@ def family(instance_type: str) -> str:
     return instance_type.partition(".")[0]
 
 
-# Peak dense TFLOP/s of one device: (fp32 without tensor cores, 16-bit floats on tensor cores
-# without sparsity). Source: NVIDIA's data sheets in November 2026 (A10G: the A10's fp32). From
-# Ampere on, TF32 has half and FP8 twice the 16-bit rate. V100 and T4 have neither TF32 nor FP8.
+# Peak TFLOP/s of one device: (fp32 without tensor cores, 16-bit floats on tensor cores without
+# sparsity). Source: NVIDIA's data sheets in November 2026. A10G has the fp32 rate of A10. From
+# Ampere on, the TF32 rate is half the 16-bit rate, and the FP8 rate is twice the 16-bit rate. V100
+# and T4 have neither TF32 nor FP8.
 _TFLOPS = {
     "k80": (4.4, 4.4),  # one of its two GPUs, at boost
     "m60": (4.8, 4.8),  # one of its two GPUs
@@ -73,7 +75,7 @@ _BEFORE_AMPERE = {"v100", "t4", "t4g"}
 
 
 def device_tflops(device: str) -> float | None:
-    """Return a device's peak TFLOP/s in fp32, without tensor cores; None if unknown."""
+    """Return the peak fp32 TFLOP/s of one device without tensor cores; None if unknown."""
     return _TFLOPS.get(device.lower(), (None, None))[0]
 
 
@@ -81,7 +83,7 @@ def most_tflops(device: str, precision: str) -> float | None:
     """Return an upper bound on one device's TFLOP/s in `precision`; None if the device is unknown.
 
     The bound for fp32 includes TF32, which PyTorch's convolutions use by default. `device` may be a
-    fraction of a GPU ("L4 1/2").
+    fraction of a GPU, such as "L4 1/2".
     """
     name, _, divisor = device.lower().partition(" 1/")
     if name not in _TFLOPS:
@@ -132,28 +134,28 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    The result is the sum of the rates of the cards in `efa_cards`. Without EFA, the rate of the
-    first card counts. The result is at most the rate that EC2 states for the whole machine. Raises
-    ValueError if a rate is unknown.
+    With EFA, the result is the sum of the rates of the cards in `efa_cards`. Without EFA, it is the
+    rate of the first card. The rate that EC2 states for the whole machine is an upper bound. Raises
+    ValueError if a card's rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
-    # not the peak rate ("Up to 25 Gigabit"), which lasts only for minutes
+    # a peak rate ("Up to 25 Gigabit") is not used, because it lasts only for minutes
     rates = [network["NetworkCards"][card].get("BaselineBandwidthInGbps") for card in attached]
     if not all(rates):
         raise ValueError(f"{answer['InstanceType']}: its sustained network rate is unknown")
     total = float(sum(rates))
     stated = _STATED.fullmatch(network.get("NetworkPerformance", ""))
     most = float(stated[2]) * int(stated[1] or 1) if stated else total
-    # Some types list the whole rate for each card: g6e.48xlarge has "400 Gigabit", and 400 on each
-    # of four cards.
+    # For some types, EC2 lists the rate of the whole machine as the rate of each card. For example,
+    # g6e.48xlarge has 400 Gbit/s, and each of its four cards is listed with 400.
     return most if total > _ROUNDED * most else total
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
     """Return the indices of the network cards that can have an EFA interface in a launch.
 
-    The first card may be missing: on p6-b300, only later cards support EFA.
+    On some types, such as p6-b300, the first card does not support EFA.
     """
     network = answer["NetworkInfo"]
     if not network.get("EfaSupported"):
@@ -185,8 +187,8 @@ def wanted(
 
     image: the SSM parameter that names the image.
     """
-    # Patterns other than `gpu` also match types that the image does not support, because users may
-    # import measurements of such types.
+    # Other patterns also match types that the image does not support, because users may import
+    # measurements of such types.
     return [
         kind
         for kind in types
@@ -207,12 +209,12 @@ def name_filters(patterns: Iterable[str]) -> list[str]:
 
 def is_gpu(kind: InstanceType) -> bool:
     """Return True if the type has NVIDIA GPUs and an x86 CPU."""
-    # the names of EC2's GPU families begin with g or p, but g4ad has AMD GPUs
+    # names of EC2's types with NVIDIA GPUs begin with g or p; g4ad has AMD GPUs
     named = kind.name[0] in _GPU_FAMILIES and not kind.name.startswith("g4ad.")
     return named and kind.device != "cpu" and _ARM.match(kind.name) is None
 
 
-# Service Quotas' codes of the vCPU quotas, by family and market (November 2026).
+# Codes of vCPU quotas in AWS's Service Quotas, by family and market (November 2026).
 _QUOTAS = {
     r"(gr?|vt)\d": {"on-demand": "L-DB2E81BA", "spot": "L-3819A6DF"},
     r"p[2-4]": {"on-demand": "L-417A185B", "spot": "L-7212CCBC"},

@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
 A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of machines of one type. Before a request is sent, the lease (the
-file that records the launch) gets an entry for the request. The machines of a failed attempt are
-ended before the next attempt.
+CreateFleet request for each group of machines of the same type. Each request is stored in the lease
+(the file that records the launch) before it is sent. The machines of a failed attempt are ended
+before the next attempt.
 """
 
 import threading
@@ -35,10 +35,10 @@ from .termination import SHOWN, end_machines, end_these, until
 RUNNING_WITHIN_S = 300.0  # maximum wait until requested machines run
 POLL_S = 2.0
 LOOK_EVERY_S = 5.0
-NOTICE_S = 120.0  # from an interruption notice to the machine's end, according to AWS
+NOTICE_S = 120.0  # from a spot interruption notice to the end of the machine, according to AWS
 _COMING = ("pending", "running")
 _SEARCH_EVERY_S = 15.0
-# Kinds of refusal after which EC2 may nevertheless have launched the fleet.
+# Kinds of error after which EC2 may nevertheless have launched the machines.
 _UNCLEAR = ("unsure", "throttled", "gone")
 _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
@@ -118,7 +118,7 @@ class Ec2Cluster(RunningCluster):
             return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the start time of the last download without errors, as Unix time on S3's clock."""
+        """Return when the last download without errors began, as Unix time on S3's clock."""
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -258,8 +258,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        The caller must raise the error if there are fewer ids than requested machines. Raises
-        AwsRefused if EC2's response is unclear, and the search for launched machines fails.
+        The caller must raise the error if there are fewer ids than requested machines. If EC2's
+        response is unclear, machines are found by their tags. Raises AwsRefused if this search
+        fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -291,9 +292,9 @@ class Ec2Cluster(RunningCluster):
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
-        error's kind is "capacity", unless EC2's reason code begins with "Client." (the request is
-        at fault).
+        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. If
+        EC2's reason code begins with "Client.", the request is at fault. For all other codes, the
+        error's kind is "capacity".
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -304,7 +305,7 @@ class Ec2Cluster(RunningCluster):
                 problem = ended[0]["StateReason"]["Code"]
                 break
             states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
-            if states == ["running"] * len(by_id):
+            if states == ["running"] * len(machines):
                 running = [
                     replace(
                         machine,
@@ -324,8 +325,8 @@ class Ec2Cluster(RunningCluster):
     def _priced(self, cluster: Cluster) -> Cluster:
         """Return the cluster with the prices from which the cost of the launch is computed.
 
-        Spot prices are replaced by current spot prices, if AWS reports them. The account's prices
-        and discounts are applied.
+        Spot prices are updated if AWS reports the current prices. The account's prices and
+        discounts are applied.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -391,15 +392,15 @@ class Ec2Cluster(RunningCluster):
             )
         except ProviderError:
             return False
-        # A machine that EC2 no longer shows is gone. A machine that it has never shown may be new.
+        # {} marks a machine that EC2 listed earlier but no longer lists. It has ended.
         self._seen = {name: {} for name in self._seen} | found
         gone = [
-            replace(machine, ended_at=now)  # the cost counts until the end is noticed
+            replace(machine, ended_at=now)  # the cost counts until now: the exact end is unknown
             for machine in lease.current
             if not machine.ended_at and not self._alive(machine)
         ]
         if gone:
-            with suppress(OSError):  # if the disk is full, the cost counts a little longer
+            with suppress(OSError):  # on a full disk, the next look sets a later end
                 self.keep(lease.with_machines(*gone))
         return True
 

@@ -1,8 +1,8 @@
-"""Store the records of EC2 launches, the leases: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
+"""Store the leases (records of launches) of EC2: SRIFT_HOME/leases-ec2/<lease_id>/lease.json.
 
-A lease lists every request for machines of one launch, and is written to disk before each request.
-If the process that makes the launch is killed, the reaper finds the machines of these requests by
-their tags, ends them and adds up their cost.
+A lease lists every request for machines of one launch. Each request is written to disk before it is
+sent. If the launching process is killed, the reaper finds the machines of these requests by their
+tags. The reaper then ends the machines and computes their cost.
 """
 
 import json
@@ -33,8 +33,9 @@ class Ec2Machine:
 
     usd_per_hour: the price, including the volume, the public IP address and S3 requests.
     group: the `group` of the `FleetRequest` that launched the machine.
-    current: True from the start of the whole cluster until the machine is replaced.
-    rank: -1 if EC2's response was lost, and the machine was found only by its tags.
+    current: True if the machine belongs to the cluster: the whole cluster has started, and the
+        machine has not been replaced.
+    rank: index in the cluster; -1 if EC2's response was lost and the machine was found by its tags.
     download_usd: an upper bound in dollars on the cost of the machine's downloads.
     """
 
@@ -179,7 +180,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
     def token(self) -> str:
         """Return the random name of this SRIFT_HOME, the value of the tag srift:controller.
 
-        The first call creates the name. Raises OSError if its file cannot be read or written.
+        The first call creates the name. Raises OSError if the file with the name cannot be read or
+        written.
         """
         file = self.root / ".token"
         if not file.exists():
@@ -221,7 +223,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add the costs of leases to `spent_file`. Create the file if it is missing.
+        """Add the costs of leases to `spent_file`, or create the file.
 
         spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
 
@@ -256,8 +258,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Mark a lease as ended at `now`, and return it. All its machines must have ended.
 
         - A lease without machines and requests is deleted, and returned unchanged.
-        - A lease with requests but without machines gets the outcome "refused" instead of
-          `outcome`.
+        - A lease with requests but without machines gets the outcome "refused", not `outcome`.
 
         If lease.json cannot be written, no error is raised. The lease on disk stays open until the
         reaper closes it.

@@ -1,11 +1,11 @@
 """Copy a launch's files between S3 and a local folder, the mailbox.
 
-A machine's upload appears as a complete local file, with the modification time at which S3 stored
+Each upload of a machine becomes a local file. Its modification time is the time at which S3 stored
 the upload. A machine chooses the names of its uploads, but no upload is stored outside the
 machine's local folder.
 
-This process (the controller) writes its files for a machine into the machine's folder `in/` on S3.
-The last file is a manifest with the SHA-256 of all files.
+This process (the controller) uploads its files for a machine to the machine's folder `in/` on S3.
+The last upload is a manifest with the SHA-256 of all files.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
 stops, so that no machine is considered lost.
@@ -26,7 +26,7 @@ from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
-LIST_EVERY = 5  # polls; prices.py counts 720 LIST requests an hour
+LIST_EVERY = 5  # number of polls between two LISTs; prices.py counts 720 LIST requests an hour
 MOST_BYTES = 64 * 2**20  # size limit of one upload; a machine's courier sends at most 32 MiB
 MOST_FILES = 20_000  # maximum number of uploads that are downloaded from one machine
 _NAME = re.compile(
@@ -63,19 +63,18 @@ class Mirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait until the thread has finished its current uploads and downloads, and end it."""
+        """End the thread, after it has finished its current uploads and downloads."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def sync(self) -> bool:
         """Download new uploads and send changed files. Return False if either failed."""
-        with self._lock:
-            pulled = self.pull()
-            return self.push() and pulled
+        pulled = self.pull()
+        return self.push() and pulled
 
     def pull(self) -> bool:
-        """Download new uploads. Return False if S3 or the local disk failed for any upload."""
+        """Download the machines' new uploads. Return False if any download failed."""
         with self._lock:
             try:
                 listed, began = self._store.listed(self._under)
@@ -115,8 +114,10 @@ class Mirror:
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return (entry in `listed`, local path) for each new or changed upload.
 
-        `listed` is S3's list of all objects of the launch. At most MOST_FILES uploads of each
-        machine are accepted, measurement records first.
+        At most MOST_FILES uploads of each machine are accepted. Measurement records are accepted
+        first.
+
+        listed: S3's list of all objects of the launch.
         """
         found, count = list[tuple[Answer, Path]](), Counter[str]()
         for stored in sorted(listed, key=lambda stored: "/out/records/" not in stored["Key"]):
@@ -132,8 +133,9 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        `stored` is the object's entry in S3's list. An object that S3 has deleted, or that cannot
-        be stored at `path`, is not tried again.
+        An object that S3 has deleted, or that cannot be stored at `path`, is not tried again.
+
+        stored: the object's entry in S3's list.
         """
         try:
             content, written = self._store.get(stored["Key"], MOST_BYTES)
@@ -141,7 +143,7 @@ class Mirror:
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            pass  # a file where a folder must be: no courier uploads such a file, so skip it
+            pass  # a folder and a file have the same name, which no courier uploads
         except OSError:
             return False
         self._have[stored["Key"]] = _version(stored)
@@ -159,8 +161,7 @@ class Mirror:
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
         """Upload new and changed files for the machine with the aws:userid `userid`.
 
-        `files` is {name: content} of all files that the machine must have. A manifest with the
-        SHA-256 of each file is uploaded last.
+        files: {name: content} of all files that the machine must have.
         """
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         fresh = digests.items() - self._sent.get(userid, {}).items()
@@ -174,7 +175,7 @@ class Mirror:
 
 
 def _version(stored: Answer) -> tuple[str, datetime]:
-    """Return an S3 object's ETag and modification time, which change when it is overwritten."""
+    """Return an S3 object's ETag and modification time, which change if it is overwritten."""
     return stored["ETag"], stored["LastModified"]
 
 
@@ -185,9 +186,9 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
     and logs are accepted from a machine that has been replaced.
     """
     kept = machine.current or name.startswith(_KEPT)
-    # The `*` in an IAM policy also matches slashes. Machine A can therefore upload to
+    # A `*` in an IAM policy also matches slashes. Machine A can therefore upload to
     # `<folder of machine B>/out/<folder of machine A>/`. _NAME rejects this name, because the name
-    # of a folder (the aws:userid) has a colon.
+    # of a machine's folder (its aws:userid) has a colon.
     plain = _NAME.fullmatch(name) is not None and ".." not in name
     return kept and plain and bool(stored["Size"] <= MOST_BYTES)
 
@@ -210,7 +211,7 @@ def _appear(path: Path, content: bytes, written: float) -> None:
     with beside.open("wb") as file:
         file.write(content)
         file.flush()
-        if path.parent.name == "records":  # `fetched` in the lease promises that they are on disk
+        if path.parent.name == "records":  # a lease with `fetched` has all records on disk
             os.fsync(file.fileno())
     os.utime(beside, (written, written))
     beside.replace(path)

@@ -14,7 +14,6 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 
 from ..base import ProviderError
 from . import api as ec2_api
-from . import prices as ec2_prices
 from .api import Answer, AwsClock, Clients, Ec2Api, Filters
 from .catalogue import (
     GPU,
@@ -24,6 +23,13 @@ from .catalogue import (
     name_filters,
     off_image,
     wanted,
+)
+from .prices import (
+    billed,
+    newest_spot_prices,
+    on_demand_offers,
+    on_demand_prices,
+    spot_offers,
 )
 from .settings import Ec2
 from .snapshot import packaged
@@ -39,7 +45,7 @@ class Ec2Market:
     """The instance types and offers of EC2.
 
     choices: the section [ec2] of srift.toml.
-    clients: creates AWS clients; None means boto3's clients.
+    clients: returns an AWS client for a service and region; None means boto3's clients.
     clock: None means the real clock.
     """
 
@@ -60,7 +66,7 @@ class Ec2Market:
     def offers(self, now: datetime) -> list[Offer]:
         """Return the current offers from AWS in the markets that [ec2] `markets` names.
 
-        Each type has an on-demand offer per region and a spot offer per zone.
+        A type has one on-demand offer in each region and one spot offer in each zone.
         """
         types, advisor = self._live_types, Answer()
         if "spot" in self.choices.markets and self._given is None:
@@ -95,7 +101,7 @@ class Ec2Market:
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        AWS limits how many different score requests an account may make per day.
+        AWS limits the number of different requests for scores that an account may make per day.
         """
         rows = self.api.ask_all(
             "SpotPlacementScores",
@@ -113,7 +119,7 @@ class Ec2Market:
         }
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        return ec2_prices.billed(offers, self.choices)
+        return billed(offers, self.choices)
 
     def limits(self) -> list[str]:
         """Return one sentence, with a fix, for each thing that does not work with these settings.
@@ -125,8 +131,8 @@ class Ec2Market:
             ec2_api.connect(self._given)
         except ProviderError as error:
             found.append(
-                f"{error}. Without credentials, the last known prices are used, or the packaged "
-                f"prices of {packaged().prices_as_of:%Y-%m-%d} if there are none"
+                f"{error}. Until then, Srift uses the last prices that it read from AWS, or the "
+                f"packaged prices of {packaged().prices_as_of:%Y-%m-%d}"
             )
         return found + notes_on_types(self.choices)
 
@@ -163,16 +169,17 @@ class Ec2Market:
     ) -> list[Offer]:
         """Return the offers for `types` in `region` at AWS's list prices.
 
-        Only the markets that [ec2] `markets` names are included. `advisor` is the content of AWS's
-        Spot Advisor file, which has interruption rates; {} if the file was not read.
+        Only the markets that [ec2] `markets` names are included.
+
+        advisor: content of AWS's Spot Advisor file, which has interruption rates; {} if not read.
         """
         found: list[Offer] = []
         if "on-demand" in self.choices.markets:
-            prices = ec2_prices.on_demand_prices(self.api.price_list(region))
-            found += ec2_prices.on_demand_offers(types, prices, region=region, price_as_of=now)
+            prices = on_demand_prices(self.api.price_list(region))
+            found += on_demand_offers(types, prices, region=region, price_as_of=now)
         if "spot" in self.choices.markets:
-            spot = ec2_prices.newest_spot_prices(self.api.spot_prices(region, now))
-            found += ec2_prices.spot_offers(types, spot, advisor, region=region, price_as_of=now)
+            spot = newest_spot_prices(self.api.spot_prices(region, now))
+            found += spot_offers(types, spot, advisor, region=region, price_as_of=now)
         return found
 
 
@@ -186,12 +193,11 @@ def packaged_types(choices: Ec2) -> list[InstanceType]:
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
     """Return the packaged on-demand offers in `region`, at the prices that this account pays.
 
-    `choices` is the section [ec2], which has the account's prices and discounts.
+    choices: the section [ec2] of srift.toml, which has the account's prices and discounts.
     """
     usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
-    offers = ec2_prices.on_demand_offers(here, usd, region=region, price_as_of=as_of)
-    return ec2_prices.billed(offers, choices)
+    return billed(on_demand_offers(here, usd, region=region, price_as_of=as_of), choices)
 
 
 def notes_on_types(choices: Ec2) -> list[str]:

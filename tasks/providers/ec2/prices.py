@@ -192,7 +192,8 @@ def upload_usd(size: int, files: int) -> float:
     size: the number of bytes of all objects together.
     files: the number of objects.
     """
-    # a large object needs requests to begin, for each part, and to complete; a LIST page has 1,000
+    # A large object needs a request to begin, a request for each part, and a request to complete. A
+    # LIST returns 1,000 objects.
     requests = 3 * files + size / PART_BYTES + files / 1000 + 1
     return requests * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 

@@ -1,10 +1,10 @@
-"""Implement the interface `Provider` for EC2: offers, launches, leases and the reaper."""
+"""Implement `Provider` for EC2: offers, launches, leases (records of launches) and the reaper."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +24,16 @@ from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
 LEAVE_S = 20.0  # seconds for the agents to upload their last files before their machines are ended
-FETCH_S, _PULL_EVERY_S = 24.0, 6.0
+FETCH_S, _PULL_EVERY_S = 24.0, 6.0  # time limit for the download of uploads, and time between tries
 NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bucket is unset"
 
 
 class Ec2Provider(Ec2Market, Provider):
     """Launches machines in the regions of srift.toml.
 
-    home: SRIFT_HOME. The record of each launch, the lease, is in `home`/leases-ec2.
+    home: SRIFT_HOME. The leases (records of launches) are in `home`/leases-ec2.
     node_package: the folder with the code that machines run.
-    threaded: False if no thread exchanges files with S3. The caller must then call `Mirror.sync`.
+    threaded: True if a thread exchanges files with S3. If False, the caller calls `Mirror.sync`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Ec2Provider(Ec2Market, Provider):
         Yields the running cluster, and ends its machines after the block. `seed` has no effect.
 
         Raises:
-            LeaseUnreadable: before anything is launched, if a lease cannot be read.
+            LeaseUnreadable: if a lease cannot be read. Nothing is launched.
             NotSupported, NoCapacity, ProviderError: if the launch fails.
             ProviderError: after the block, if machines may still run.
         """
@@ -83,7 +83,7 @@ class Ec2Provider(Ec2Market, Provider):
             raise ProviderError(problem)
 
     def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
-        """Upload the machines' code to S3, and return the cluster, which is not launched yet.
+        """Upload the machines' code to S3, and return the cluster. No machine is requested yet.
 
         Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
         refuses a request.
@@ -91,14 +91,13 @@ class Ec2Provider(Ec2Market, Provider):
         region, choices, now = cluster.members[0].region, self.choices, self.api.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
-        deadline_unix = int((now + timedelta(seconds=deadline_s)).timestamp())
         spec = launch_spec(
             self.api,
             choices,
             cluster,
             lease_id=lease_id,
             controller=self.lease_folder.token,
-            deadline_unix=deadline_unix,
+            deadline_unix=int(now.timestamp() + deadline_s),
         )
         lease = Ec2Lease.new(
             cluster,
@@ -132,10 +131,10 @@ class Ec2Provider(Ec2Market, Provider):
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
-        """Try to download the missing uploads of an ended launch for up to `within_s` seconds.
+        """Download the missing uploads of an ended launch, and return the updated lease.
 
-        Returns the lease, whose `fetched` is False if uploads are still missing or the lease cannot
-        be written to disk.
+        Its `fetched` is False if uploads are still missing after `within_s` seconds, or if the
+        lease cannot be written to disk.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -188,7 +187,7 @@ class Ec2Provider(Ec2Market, Provider):
         return ""
 
     def leases(self) -> list[Lease]:
-        """Return leases with running machines or pending downloads, and unreadable leases."""
+        """Return leases with running machines or missing downloads, and unreadable leases."""
         return self.lease_folder.held()
 
     def ended(self) -> list[Lease]:
@@ -206,14 +205,15 @@ class Ec2Provider(Ec2Market, Provider):
         self.lease_folder.forget_ended(lease_id)
 
     def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
-        """End launches that are past their deadline or whose process died, and leftover machines.
+        """End overdue launches, launches whose process has died, and leftover machines.
 
-        A leftover machine is past the deadline in its tags, or is a machine of this SRIFT_HOME
-        without an open lease. Checks the regions of srift.toml, and all regions that were used in
-        the last 30 days.
+        A leftover machine is past the deadline in its tags, or belongs to this SRIFT_HOME but to no
+        open lease. The regions of srift.toml and of the last 30 days are checked.
+
         all_of_them: if True, every launch of this SRIFT_HOME is ended.
-        Returns a sentence for each launch or machine that was ended or needs attention.
-        Raises NotSwept if a region or lease file could not be checked, or if machines did not end.
+
+        Returns a sentence for each launch or machine that was ended or needs attention. Raises
+        NotSwept if a region or lease file could not be checked, or if machines did not end.
         """
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]

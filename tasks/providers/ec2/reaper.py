@@ -1,8 +1,8 @@
-"""End launches that are past their deadline or whose process died, and leftover machines.
+"""End overdue launches, launches whose process has died, and leftover machines.
 
-A lease is the record of a launch. A leftover machine is past the deadline in its tags, or is a
-machine of this SRIFT_HOME without an open lease. The reaper checks the regions of srift.toml, the
-regions of the leases on disk, and all regions that it checked in the last 30 days.
+A lease is the record of a launch. A leftover machine is past the deadline in its tags, or belongs
+to this SRIFT_HOME but to no open lease. The reaper checks the regions of srift.toml, the regions of
+the leases on disk, and all regions that it checked in the last 30 days.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from .termination import (
     until,
 )
 
-_REMEMBERED = timedelta(days=30)  # for regions whose lease folder was moved away
+_REMEMBERED = timedelta(days=30)  # time to check a region that is in no lease and not in srift.toml
 
 
 class Reaper:
@@ -63,8 +63,8 @@ class Reaper:
         with self.leases.locked():
             for lease_id in self.leases.ids():
                 self._lease(lease_id)
-        # Regions that are only known from earlier searches get no new time. So they are forgotten
-        # after 30 days.
+        # The time of a region is not updated if the region is known only from earlier searches. The
+        # reaper therefore forgets such a region after 30 days.
         to_note = {*self.regions}
         try:
             swept = self.leases.swept().items()
@@ -79,21 +79,21 @@ class Reaper:
         return self.sentences
 
     def _lease(self, lease_id: str) -> None:
-        """End the launch with this lease id in these cases:
+        """End the launch of a lease in these cases:
 
         - Its deadline has passed.
         - Its Srift process has died.
         - `self.all_of_them` is True.
         - Its machines did not end at an earlier try.
 
-        If lease.json is missing, only the measurement records in the lease's folder are kept.
+        If lease.json is missing, the lease's folder is deleted, except measurement records.
         """
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable as error:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
-        if lease is None:  # `_sweep` ends machines that it may have
+        if lease is None:  # `_sweep` ends its machines, if there are any
             says = self.leases.set_aside(lease_id)
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
@@ -169,7 +169,7 @@ class Reaper:
         return ""
 
     def _is_over(self, lease_id: str) -> bool:
-        """Return True if the lease has ended or does not exist; False if it cannot be read."""
+        """Return True if the lease has ended or does not exist, and False if it is unreadable."""
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable:

@@ -21,7 +21,7 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """The values that all machines of a launch have in common.
+    """The values that all requests of a launch share.
 
     choices: the section [ec2] of srift.toml.
     subnets: {zone: subnet id}.
@@ -45,15 +45,15 @@ class LaunchSpec:
 
     @property
     def usd_per_hour_more(self) -> float:
-        """Return the expected cost of one machine besides its instance price, in dollars per hour.
+        """Return the expected dollars per hour of a machine's volume, S3 requests and public IP.
 
-        The cost covers the volume, S3 requests and, if machines get one, a public IP address.
+        The public IP address is included only if machines get public addresses.
         """
         storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
         return storage + other_usd_per_hour(public=self.choices.public)
 
     def token(self, *purpose: str) -> str:
-        """Return the client token of a request, by which AWS recognizes a repeated request.
+        """Return the client token of a request. AWS recognizes a repeated request by its token.
 
         purpose: what the request is for, such as ("fleet", name of the group).
         """
@@ -126,7 +126,7 @@ def launch_template(
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
             "HttpEndpoint": "enabled",
-            "HttpProtocolIpv6": "disabled",  # user code is blocked from it only over IPv4
+            "HttpProtocolIpv6": "disabled",  # user code is blocked from the service only over IPv4
         },
         "BlockDeviceMappings": [
             {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}
@@ -146,9 +146,9 @@ def launch_template(
 
 
 def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
-    """Return the CreateFleet request, which launches all machines of `group` in one zone or none.
+    """Return the CreateFleet request, which launches all machines of `group` or none.
 
-    The permitted zones are the keys of `group.bids`.
+    All machines are in the same zone. The permitted zones are the keys of `group.bids`.
     """
     spot = market == "spot"
     overrides = [
@@ -214,7 +214,7 @@ def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     interface on each EFA card. AWS recommends these interfaces
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
-    # The CreateFleet request has the subnet.
+    # The subnet is missing here, because the CreateFleet request names it.
     first: Request = {"DeviceIndex": 0, "Groups": [security], "DeleteOnTermination": True}
     # EC2 gives no public IP address to machines with several interfaces.
     if spec.choices.public or not several_interfaces(kind):

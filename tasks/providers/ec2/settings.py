@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-# The image has the torch version that pyproject.toml pins, because step times depend on it.
+# The image has the torch version that pyproject.toml pins: step times depend on the version.
 AMI_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/"
     "oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
@@ -39,9 +39,9 @@ class Discount(_Section):
 
 
 def _on_demand(discount: object) -> object:
-    """Convert a plain number to a discount on on-demand prices only.
+    """Convert a plain number to a discount on on-demand prices.
 
-    Savings Plans do not apply to spot prices.
+    The number does not apply to spot prices, because Savings Plans do not cover them.
     """
     return {"on_demand": discount} if type(discount) in (int, float) else discount
 
@@ -50,8 +50,8 @@ class Ec2(_Section):
     """The section [ec2] of srift.toml.
 
     instance_types: patterns such as `g5.*`, or `gpu` for all NVIDIA types that the image supports.
-    bucket: S3 bucket, without which nothing is launched.
-    subnets: "public" gives machines a public IP address. "private" gives them none, so that the
+    bucket: S3 bucket for the machines' files. Nothing is launched without a bucket.
+    subnets: if "public", machines get a public IP address. If "private", machines get none, and the
     subnets need a route to S3.
     prices: this account's prices by instance type.
     discounts: discounts by type pattern; the first pattern that matches applies. A price in

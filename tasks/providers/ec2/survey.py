@@ -27,8 +27,8 @@ def launch_spec(
     """Query AWS for subnets, image, IAM role and instance types, and return the `LaunchSpec`.
 
     choices: the section [ec2] of srift.toml.
-    controller: random name of this SRIFT_HOME (the folder of all state), for the tag
-    srift:controller.
+    controller: random name of this SRIFT_HOME, for the tag srift:controller.
+
     Raises NotSupported if the settings or the account do not allow the launch, and AwsRefused if
     AWS refuses a request.
     """
@@ -68,7 +68,7 @@ def launch_spec(
 
 
 def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> str:
-    """Return why the settings `choices` do not allow a launch of `cluster`; "" if they do.
+    """Return why the settings `choices` do not allow a launch of `cluster`; "" if they allow it.
 
     several: types that need several network interfaces to reach their full network rate.
     """
@@ -80,8 +80,8 @@ def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> st
             return f"{off}; remove this type from [ec2] instance_types"
         if choices.public and len(cluster.members) > 1 and kind.name in several:
             return (
-                f"{kind.name} has several network cards, and EC2 gives no public address to a "
-                'machine that uses them all: set [ec2] subnets = "private"'
+                f"{kind.name} needs several network interfaces, and EC2 gives such machines no "
+                'public IP address: set [ec2] subnets = "private"'
             )
     return ""
 

@@ -15,16 +15,16 @@ from .api import ALIVE, Answer, Ec2Api, tag_filters
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
-SHOWN = timedelta(seconds=120)  # EC2 may need this long to show a new machine's tags
+SHOWN = timedelta(seconds=120)  # EC2 may need this long to list a new machine with its tags
 SETTLED = SHOWN + timedelta(seconds=240)  # boto3 may also retry a request for four minutes
-FORGOTTEN = timedelta(minutes=45)  # EC2 shows a terminated machine for about an hour
-LATEST = timedelta(seconds=300)  # a machine may end itself this late, through rounding and boot
-LAST_WORDS_S = 25.0  # a machine uploads its last files for up to 20 s after it must stop
+FORGOTTEN = timedelta(minutes=45)  # EC2 lists a terminated machine for about an hour
+LATEST = timedelta(seconds=300)  # boot and rounding may delay a machine's shutdown this long
+LAST_WORDS_S = 25.0  # a machine uploads its last files for up to 20 s while it shuts down
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
 _GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
-_LEFTOVERS = (  # leftovers cost nothing, but fill quotas
+_LEFTOVERS = (  # resources that cost nothing, but count toward AWS's quotas
     ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate",
      "LaunchTemplateName"),
     ("PlacementGroups", "ec2:DescribePlacementGroups", "ec2:DeletePlacementGroup", "GroupName"),
@@ -67,7 +67,6 @@ def unsettled(lease: Ec2Lease, now: datetime) -> bool:
 
 
 def not_answered(lease: Ec2Lease) -> str:
-    """Return a sentence that says that AWS has not answered a launch request of this lease."""
     return f"a request of lease {lease.lease_id} was not answered, and its machines may still start"
 
 
@@ -87,7 +86,8 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
     """Terminate the machines `ids`, and return those that still run after _LOOKS tries.
 
-    young: ids of new machines, which count as running even if EC2 does not find them.
+    young: ids of new machines. These count as running if EC2 does not find them.
+
     Raises AwsRefused if AWS refuses a request.
     """
     left = sorted(ids)
@@ -137,9 +137,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    After FORGOTTEN (45 minutes), an unanswered request without known machines is assumed to have
-    launched all its machines. The result has these machines, as if they had run until their
-    deadline. The recorded cost may be too high but never too low, so that spending caps hold.
+    If a request is unanswered and has no known machines after FORGOTTEN (45 minutes), the result
+    has all its machines, as if they had run until their deadline. The recorded cost may thus be too
+    high, but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -172,7 +172,7 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    A machine counts the seconds to the deadline from its start. The result is therefore the
+    A machine counts the seconds to its deadline from its start. The result is therefore the
     deadline, plus the delay from request to start, plus LATEST for boot and rounding.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]

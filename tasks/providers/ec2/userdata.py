@@ -14,13 +14,13 @@ from ..base import NotSupported
 MOST_BYTES = 16_384  # EC2's limit, before base64
 _ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_S = 7 * 86_400.0
-_ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # without user and password
+_ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # no user name or password
 
 
 def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
-    deadline_s: the machine shuts itself down after this number of seconds.
+    deadline_s: seconds after which the machine shuts itself down.
     endpoint: URL of a service that replaces AWS's S3, or "".
     values: the same for all machines of a launch:
 

@@ -132,7 +132,7 @@ class LocalProvider(LocalMachine, Provider):
     def _end(
         self, lease_id: str, lease: Lease | None, now: datetime, all_of_them: bool
     ) -> list[str]:
-        """End a launch if `reap` must end it. Return one sentence about it, or [] if nothing is done.
+        """End a launch if `reap` must end it. Return [one sentence], or [] if nothing was done.
 
         lease: content of lease.json; None if the file is missing.
         """
