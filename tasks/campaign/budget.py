@@ -1,8 +1,8 @@
 """Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
 A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
-the caps of the campaign and of the month. On local hosts, whose prices are illustrative, only the
-estimated cost must fit.
+the caps of the campaign and of the month. On local hosts, only the estimated cost must fit, because
+prices are illustrative.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
 # Usual and minimum seconds for start-up in a deadline on EC2. Machines may take ten minutes to
-# report, and torchrun two more minutes. If a deadline included less than the minimum times for
-# start-up and installation, machines would end before they measure anything.
+# report, and torchrun two more minutes. With a deadline below the minimum for start-up and
+# installation, machines would end before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
-# Seconds for repeating disturbed runs, as a share of the launch's estimated seconds on local hosts
-# and on EC2. A hypervisor may take CPU time away from a virtual machine for minutes. Waiting is
-# free on local hosts but not on EC2.
+# Maximum seconds for repeating disturbed runs, as a share of the launch's estimated seconds. A
+# hypervisor may take CPU time from a virtual machine for minutes. Waiting costs money only on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
-PRICES_LAST = timedelta(days=180)  # caps do not trust older prices
-_WARNED = 0.8  # share of the month's dollars above which the user is warned
+PRICES_LAST = timedelta(days=180)  # a launch is refused if its prices are older
+_WARNED = 0.8  # the user is warned if more than this share of the month's dollars is used
 REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
-RELEASE_S = 2.0  # machines cost money until shortly after the request to stop
+RELEASE_S = 2.0  # seconds that machines are billed after the request to end them
 
 
 def allowance(
@@ -57,8 +56,8 @@ def allowance(
 ) -> Allowance:
     """Return the deadline and the worst-case cost of `launch`, or the reason to refuse the launch.
 
-    On EC2, the worst-case cost assumes the highest price, and machines that run until the deadline.
-    On local hosts, the worst-case cost is the estimated cost.
+    On EC2, the worst case is that machines have the highest price and run until the deadline. On
+    local hosts, the worst-case cost is the estimated cost.
 
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
@@ -70,14 +69,13 @@ def allowance(
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     priced_at = min(offer.price_as_of for offer in launch.cluster.members)
     if now - priced_at > PRICES_LAST:
-        why = (
-            f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap: allow pricing:GetProducts"
-        )
+        day = f"{priced_at:%Y-%m-%d}"
+        why = f"its prices are of {day}, too old for a cap: allow pricing:GetProducts in IAM"
         return Allowance(refusal=why)
     estimated = next((one for one in launch.cluster.members if one.price_source), None)
     if estimated is not None:
         where = f"{estimated.instance_type.name} in {estimated.region}"
-        why = f"the price of {where} is an estimate, no basis for a cap: allow pricing:GetProducts"
+        why = f"the price of {where} is only an estimate: allow pricing:GetProducts in IAM"
         return Allowance(refusal=why)
     known = current_offers(workspace) if offers is None else offers
     caps, unknown = caps_of(workspace, tally, now, known)
@@ -101,7 +99,7 @@ def allowance(
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
     """Return the usual and the minimum seconds from a request for EC2 machines to the first run.
 
-    The seconds include downloads of data and installations of requirements.
+    Downloads of data and installations of requirements are included.
     """
     known, names = workspace.settings.workloads, workload_names(launch)
     installs = sum(bool(known[name].requirements) for name in names if name in known)
@@ -119,7 +117,7 @@ def patience_s(
 ) -> float:
     """Return the seconds that a launch may spend on repeating disturbed measurements.
 
-    A measurement is disturbed if other work on the same hardware takes too much of its CPU time.
+    A measurement is disturbed if other programs on the same hardware take too much CPU time.
 
     deadline_s: seconds from the request for the machines to the deadline of the launch.
     """
@@ -139,15 +137,14 @@ def caps_of(
     The error message says why an amount that counts against a cap is unknown.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
-    # before the spent dollars: a lease that ends between the two reads counts twice, not never
-    held, problems = workspace.provider.leases(), list[str]()
-    worst: dict[str, float | None] = {}
-    for lease in held:
-        if lease.problem:
-            problems.append(lease.problem)
-        else:
-            worst[lease.lease_id] = _worst(workspace, lease, dearest)
-    try:  # leases that ended but are not in the warehouse yet
+    # Leases are read before the spent dollars. A lease that ends between the two reads then counts
+    # twice, which is safe.
+    held = workspace.provider.leases()
+    problems = [lease.problem for lease in held if lease.problem]
+    worst = {
+        lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
+    }
+    try:  # leases that have ended but are not in the warehouse yet
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
     except LeaseUnreadable as error:
         problems.append(str(error))
@@ -180,8 +177,8 @@ def caps_of(
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
     """Return a warning if most of the monthly dollar cap is used, else "".
 
-    The used dollars are those already spent, plus the maximum that running machines may still cost.
-    If an amount is unknown, the warning is the reason.
+    Used dollars are the spent dollars and the maximum that running machines may still cost. If an
+    amount is unknown, the warning says why.
     """
     if not workspace.spends_money:
         return ""
@@ -196,15 +193,15 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
     """Return (dollars, error message) for the refreshes that ended in the month of `now`.
 
     A refresh that began in the previous month counts in full. If a cost is unknown, the dollars are
-    infinite and the error message is the reason. Costs of launches that the warehouse lacks are
-    read from the file of costs in SRIFT_HOME (`Ec2Leases.spent`).
+    infinite, and the error message says why. If the warehouse lacks a launch, its cost is read from
+    the file of costs in SRIFT_HOME (`Ec2Leases.spent`).
     """
     month = f"{now:%Y-%m}"
     recent = workspace.mart("spend", month=month)
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
-            f"the cost of refresh {refresh_id} is unknown, so nothing is launched before next"
-            " month; AWS's bill shows the cost"
+            f"the cost of refresh {refresh_id} is unknown (AWS's bill shows it): nothing can be"
+            " launched before next month"
         )
     stored = {*workspace.mart("lease_spend")["lease_id"]}
     try:
@@ -220,8 +217,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
     The file keeps the costs if the warehouse is lost or replaced.
 
-    stated: this month's cost in dollars, as the user typed it, or None. If less is recorded, the
-        difference is added to the file.
+    stated: this month's cost in dollars that the user typed, or None. If the recorded costs are
+        lower, the difference is added to the file.
 
     Raises:
         ProviderError: if machines wrote to the S3 bucket this month, but no cost is recorded and
@@ -237,8 +234,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(
                 f"nothing was bought: machines wrote to {ec2.bucket} this month, but neither the"
-                f" warehouse nor {leases.spent_file} has a cost. Read this month's cost in the AWS"
-                " bill, and run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+                f" warehouse nor {leases.spent_file} has a cost. Look up the cost in AWS's bill, and"
+                " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
@@ -261,9 +258,9 @@ def _beside(workspace: Workspace) -> float:
 
 
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
-    """Return the dollars that a launch costs at most, if its machines run until its deadline.
+    """Return the maximum cost of a launch in dollars, if its machines run until its deadline.
 
-    The price is the higher of those in `lease` and `dearest`. Returns None if both are unknown.
+    The higher of the prices in `lease` and `dearest` counts. Returns None if both are unknown.
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}.
@@ -274,7 +271,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     if rate <= 0:
         return None
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
-    downloads_usd = lease.usd_until(lease.started_at) or 0.0  # with the least bill of each machine
+    downloads_usd = lease.usd_until(lease.started_at) or 0.0  # and each machine's minimum charge
     return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + downloads_usd
 
 
@@ -287,7 +284,7 @@ class Tally:
         stop_at: the end of the campaign on the clock `time.monotonic`.
         refresh_id: id of the campaign's refresh. The ids of its launches begin with it.
         usd: dollars spent.
-        runs: number of runs with a result from a machine, measured or failed.
+        runs: number of measured or failed runs with a record from a machine.
         launches: number of launches, including refused launches.
         by_status: {status, such as "measured": number of runs and launches with this status}.
         seconds: {phase: seconds that all launches spent in it}.
@@ -339,7 +336,7 @@ class Tally:
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
-        """Return the time, on the clock `time.monotonic`, at which `launch` must end.
+        """Return the time on the clock `time.monotonic` at which `launch` must end.
 
         At this time, the campaign ends or its remaining dollars are spent.
         """
@@ -356,7 +353,7 @@ class Tally:
 
         served, collected: the results of the launch, and of loading its records.
         load_s: the seconds that loading took.
-        cluster: the launched cluster. A cluster that was unavailable or lacked devices is added to
+        cluster: the launched cluster. If it was unavailable or lacked devices, it is added to
             `refused`.
         """
         self.launches += 1

@@ -51,8 +51,8 @@ from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
 from .budget import Tally, allowance, patience_s
 
-# Maximum number of lists of launches that a campaign plans. With a model in use (the champion), a
-# list counts only if none of its runs was recorded.
+# A campaign plans at most this number of lists of launches. With a champion (the model in use), a
+# list counts only if it led to no new record.
 MOST_LISTS = 4
 
 
@@ -75,14 +75,14 @@ def shop(
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
-    stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
         runs=frames["runs"],
         profiles=frames["profiles"],
         probes=frames["probes"],
         failures=_failures(workspace),
         drifting=drifting_types(workspace),
-        stale_before=datetime.now(UTC) - stale_after,
+        stale_before=datetime.now(UTC)
+        - timedelta(days=workspace.settings.campaign.stale_after_days),
     )
     model = None
     if champion is not None:
@@ -111,8 +111,8 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    With a model in use (`champion`), launches are chosen anew after each launch, from all
-    measurements so far. Without a model, launches are chosen anew after a whole list. If [campaign]
+    Launches are chosen from all measurements so far. With a model in use (`champion`), the next
+    choice follows each launch. Without a model, it follows a whole list of launches. If [campaign]
     elastic_runs is set, the last launches measure how much time a workload loses when a local
     machine is lost.
     """
@@ -165,8 +165,8 @@ def affordable(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    Each workload without this measurement gets one launch on a recommended cluster, unless
-    MOST_TRIES runs have failed. The machines must be local: the run needs a shared folder.
+    There is one launch for each workload without this measurement, on a recommended cluster. After
+    MOST_TRIES runs, a workload is left out. The run needs local hosts, which share a folder.
     """
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -195,9 +195,9 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return the reason why `cluster` is not requested now, or "" if it can be requested.
+    """Return why `cluster` cannot be requested now; "" if it can.
 
-    A cluster is not requested if it contains all machines of a cluster in `refused`. Zones are
+    A cluster cannot be requested if it contains all machines of a cluster in `refused`. Zones are
     ignored, because a launch tries all zones of its region.
 
     refused: the clusters that the provider just refused.
@@ -213,8 +213,8 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    These are network probes, and runs of workloads that have not changed. Failures of a machine, of
-    the data or of an installation are left out.
+    The result has network probes, and runs of workloads that have not changed. Failures of a
+    machine, of the data or of an installation are left out.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -236,7 +236,7 @@ def _model(
     model: the model in use.
     runs: all measured runs.
     """
-    measured = model.trained  # modes added by with_compressed below still have to be measured
+    measured = model.trained  # without the modes that with_compressed adds below
     for workload in workloads:
         model = with_compressed(model, workload)
     known = comparable(model, offers)
@@ -260,10 +260,10 @@ def _model(
 
 
 def outdating(workspace: Workspace) -> str:
-    """Return a warning if runs in the warehouse used another torch version than the EC2 image.
+    """Return a warning if the torch version of stored runs differs from that of the EC2 image.
 
-    After the first run on the image, the model no longer uses the runs with other versions. Local
-    hosts need no warning, because repeating runs on them is free.
+    After the first run on the image, the model no longer uses runs with other versions. Local hosts
+    need no warning, because it costs nothing to repeat their runs.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -273,9 +273,9 @@ def outdating(workspace: Workspace) -> str:
     if others.empty:
         return ""
     return (
-        f"warning: the image of [ec2] ami_parameter has torch {line}. After the first run on it,"
-        f" {others['runs'].sum():.0f} runs with torch {', '.join(others['torch_line'])} no longer"
-        " count. To keep them, name an image with their torch version"
+        f"warning: the image of [ec2] ami_parameter has torch {line}. Its first run makes Srift"
+        f" ignore {others['runs'].sum():.0f} runs with torch {', '.join(others['torch_line'])}; to"
+        " keep these runs, name an image with their torch version"
     )
 
 
@@ -294,7 +294,8 @@ def _of_today(
 ) -> Mapping[str, pd.DataFrame]:
     """Return `frames` without the runs and profiles of workloads that have changed.
 
-    A changed workload has another digest in srift.toml than in the frame "workloads".
+    A workload has changed if its digest in `workloads` differs from the digest in the frame
+    "workloads".
 
     frames: {name: measurements}, the result of `reads.training_frames`.
     workloads: the definitions in srift.toml.
@@ -315,8 +316,9 @@ def serve_launch(
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
     If `allowance` refuses the launch, or if the data of all its workloads are missing, no machine
-    is acquired. The caller loads the records from the mailbox (a folder or S3 prefix). If an
-    exception or Ctrl-C stops the launch, this function loads them.
+    is acquired. Workloads without their data are added to `tally.lacking`. The caller loads the
+    machines' records from the mailbox (a folder or S3 prefix). If an exception or Ctrl-C stops the
+    launch, this function loads the records.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -338,9 +340,10 @@ def serve_launch(
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
     lacking = {plan.name: plan.problem for plan in plans if plan.problem}
+    tally.lacking |= lacking
     job = without_data(job, lacking)
     if lacking and not job.items:
-        return Served(lease_id=lease_id, outcome="failed: no data", lacked_data=lacking)
+        return Served(lease_id=lease_id, outcome="failed: no data")
     job = replace(
         job,
         deadline_s=allowed.deadline_s,
@@ -357,7 +360,7 @@ def serve_launch(
     try:
         return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)
     except BaseException:
-        # The first error must reach the user. `srift reap` loads records that remain.
+        # The first error must reach the user. `srift reap` loads the remaining records.
         with suppress(Exception):
             collect(workspace, datetime.now(UTC))
         raise
@@ -372,7 +375,7 @@ def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
         reporter().say(f"{name} is not measured: {why}")
     files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
     items = tuple(item for item in job.items if item.workload not in lacking)
-    return replace(job, items=items, files=files, lacking=lacking)
+    return replace(job, items=items, files=files)
 
 
 def serve(
@@ -382,7 +385,7 @@ def serve(
 
     The machines are always released. Refused requests, errors of the provider and lost machines
     become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
-    the next job can run.
+    the campaign can go on with its next launch.
 
     Args:
         provider: acquires the machines.
@@ -391,7 +394,7 @@ def serve(
         watch: is called with the progress of the job, as `job.Watch` describes.
         clock: the default is the real clock.
     """
-    served = Served(lease_id=job.lease_id, lacked_data=dict(job.lacking))
+    served = Served(lease_id=job.lease_id)
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(
@@ -410,16 +413,16 @@ def serve(
                 session.finish()
     except NoCapacity as error:
         _not_served(served, job, "refused", str(error))
-    except ProviderError as error:  # the campaign goes on with its next launch
+    except ProviderError as error:
         _not_served(served, job, "failed", str(error))
     finally:
-        write_rows(served)  # again: if the disk was full, the released scratch files made room
+        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
     laps.lap("release hosts")
     return served
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return an AttemptEnd that describes how the exception `error` stopped a launch."""
+    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
     if isinstance(error, OSError):
         return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
     if isinstance(error, Exception):

@@ -53,7 +53,7 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
         launches = launches_for(case, wish)
     if launches and (warning := outdating(workspace)):
         reporter().say(warning)
-    with workspace.warehouse.read():  # each launch reads the spent dollars: open the file once
+    with workspace.warehouse.read():  # opens the file once, although each launch reads from it
         return planned(workspace, launches, offers, tally, now)
 
 
@@ -67,8 +67,8 @@ def planned(
 ) -> list[Row]:
     """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
-    The estimated cost of each EC2 launch is added to `tally` before the next launch is checked
-    against the caps. Columns of a row:
+    The estimated cost of an EC2 launch is added to `tally` before the caps are applied to the next
+    launch. Columns of a row:
 
     refused: True if a cap forbids the launch.
     said: the reason of a refusal, or messages about data and prices.
@@ -106,9 +106,9 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return `offers`, plus spot offers if `market` is "spot" and no spot price is known.
+    """Return `offers`. Add spot offers if `market` is "spot" and no spot price is known.
 
-    The added offers have the on-demand prices, which are upper bounds of spot prices.
+    The added offers have on-demand prices, which are upper bounds of spot prices.
 
     market: the market in which the campaign buys.
     """
@@ -125,7 +125,8 @@ def _requests(
 ) -> list[Row]:
     """Return a row for each AWS request of a launch, in order.
 
-    A row has the `action`, such as "ec2:CreateSecurityGroup", and the shortened `request`.
+    A row has the `action`, such as "ec2:CreateSecurityGroup", and the `request` without the
+    user-data script.
 
     name: the launch's id.
     """

@@ -1,6 +1,6 @@
 """Plan the launches of `srift measure`, on named clusters or on the most informative clusters.
 
-The same caps apply as for the launches of a refresh.
+The caps of a refresh apply.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each at its lowest price.
 
-    Prices of the market that [campaign] sets take precedence over prices of other markets.
+    The market that [campaign] sets takes precedence over other markets, even at a higher price.
 
     Raises:
         SettingsError: if the workload is unknown or has no code. Also if a cluster has an unknown
@@ -85,7 +85,7 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     most = workspace.settings.campaign.max_hosts
     if cluster is None:
         near = nearest_names(names[-1], {offer.instance_type.name for offer in offers})
-        why = f"no zone and market sells all these machines at a known price; {near}"
+        why = f"no zone and market sells all these machines at a known price: {near}"
     elif len(names) > most:
         why = f"a campaign launches at most {most} machines ([campaign] max_hosts)"
     else:
@@ -121,7 +121,7 @@ def case_of(
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
-    If Srift chooses the runs, goals that no run would improve are printed with the reason.
+    If `wish` names no clusters, goals that no run would improve are printed with the reason.
 
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
@@ -165,7 +165,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 def _predicted(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and the bounds of its interval, in seconds.
 
-    The keys are column names, such as `predicted_step_s`. The values are None for profiles, and for
+    The keys are column names, such as `predicted_step_s`. The values are None for profiles and for
     runs that the model cannot predict.
     """
     known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
@@ -197,8 +197,9 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next((one for one in found.values() if one.global_batch >= least), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} with its first precision and"
-            f" strategy and global batch {least} or more: name other machines, or change the batch"
+            f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
+            f" and strategy and global batch {least} or more: name other machines, or change the"
+            " batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -213,8 +214,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
 def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     """Return the training run on `cluster` with the highest predicted throughput.
 
-    Returns None if the model cannot predict the cluster, or if the workload has no valid setup on
-    the cluster.
+    Returns None if the model cannot predict the cluster, or if the workload has no valid setup
+    there.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
     if case.model is None or not by_name.keys() <= _known(case):
@@ -232,10 +233,10 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
 
 
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
-    """Return launches for the at most `count` runs that would improve the recommendations most.
+    """Return launches for up to `count` runs that would improve the recommendations most.
 
     Runs for goals with a deadline or budget come first. Runs on the same cluster in the same market
-    share a launch. For goals that no run would improve, the reason is printed.
+    share a launch. If no run would improve a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

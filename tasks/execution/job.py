@@ -45,7 +45,6 @@ class Job:
     run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
-    lacking: {workload: the reason why its data are missing}.
     lose_after_s: {id of an elastic run: seconds after which the machine with the highest rank is
         stopped}. An elastic run measures the cost of losing a machine.
     """
@@ -60,7 +59,6 @@ class Job:
     deadline_s: float  # seconds after acquisition at which the machines end themselves
     download_usd: float = 0.0  # dollars for the data that one machine downloads, at most
     patience_s: float = 0.0  # seconds available for repeating disturbed measurements
-    lacking: Mapping[str, str] = field(default_factory=dict)
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
