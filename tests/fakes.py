@@ -192,7 +192,7 @@ class FakeProvider(Provider):
         shutil.rmtree(self.home / f"leases/{lease_id}")
         self.over = [lease for lease in self.over if lease.lease_id != lease_id]
 
-    def reap(self, now, *, all_of_them=False):
+    def reap(self, now):
         return []
 
     def leases(self):

@@ -115,7 +115,7 @@ class DescribedMachines(Provider):
     def ended(self):
         return self.over
 
-    def reap(self, now, *, all_of_them=False):
+    def reap(self, now):
         self.reaped.append(now)
         if self.unswept:
             raise NotSwept(self.name, self.unswept, ["machine i-1: it was ended"])

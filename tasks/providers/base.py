@@ -133,17 +133,16 @@ class Lease:
         """Return True while machines may run or some of their files are not on this computer."""
         return self.ended_at is None
 
-    def why_end(self, now: datetime, *, all_of_them: bool) -> str:
+    def why_end(self, now: datetime) -> str:
         """Return why this launch must end at time `now`; "" if it may continue.
 
-        A launch must end if its controller has died, its deadline has passed, or `all_of_them` is
-        True.
+        A launch must end if its controller has died or its deadline has passed.
         """
         if not self.controller_alive:
             return f"its controller (process {self.controller}) is gone"
         if now >= self.deadline_at:
             return f"its deadline was {self.deadline_at:%Y-%m-%d %H:%M:%S} UTC"
-        return "all leases have to end" if all_of_them else ""
+        return ""
 
     def usd_until(self, now: datetime) -> float | None:
         """Return the cost in dollars from the start until `now`; None if the price is unknown.
@@ -287,10 +286,8 @@ class Provider(Protocol):
         Raises ProviderError if the machines may still run, or if the record cannot be read.
         """
 
-    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+    def reap(self, now: datetime) -> list[str]:
         """End the launches whose deadline has passed, or whose controller process has died.
-
-        all_of_them: True to end every launch.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept, after all other work, if a region or lease file could not be checked.

@@ -36,7 +36,7 @@ class Project:
             for process in project.started:
                 process.kill()
                 process.communicate()
-            LocalProvider(project.home, {}, folder, "").reap(datetime.now(UTC), all_of_them=True)
+            LocalProvider(project.home, {}, folder, "").reap(datetime.max.replace(tzinfo=UTC))
 
     @property
     def home(self):

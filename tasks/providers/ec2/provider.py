@@ -204,13 +204,11 @@ class Ec2Provider(Ec2Market, Provider):
     def forget(self, lease_id: str) -> None:
         self.lease_folder.forget_ended(lease_id)
 
-    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+    def reap(self, now: datetime) -> list[str]:
         """End overdue launches, launches whose process has died, and leftover machines.
 
         A leftover machine is past the deadline in its tags, or belongs to this SRIFT_HOME but to no
         open lease. The regions of srift.toml and of the last 30 days are checked.
-
-        all_of_them: if True, every launch of this SRIFT_HOME is ended.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept if a region or lease file could not be checked, or if machines did not end.
@@ -218,14 +216,7 @@ class Ec2Provider(Ec2Market, Provider):
         if self.choices.bucket is None and not self.lease_folder.root.is_dir():
             return [NOT_LOOKED]
         try:
-            reaper = Reaper(
-                self.api,
-                self.lease_folder,
-                self.choices,
-                fetch=self.fetched,
-                now=now,
-                all_of_them=all_of_them,
-            )
+            reaper = Reaper(self.api, self.lease_folder, self.choices, self.fetched, now)
         except ProviderError as error:  # no credentials
             raise NotSwept("ec2", dict.fromkeys(self.choices.regions, str(error))) from error
         return reaper.reap()

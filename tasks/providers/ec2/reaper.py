@@ -43,13 +43,11 @@ class Reaper:
         api: Ec2Api,
         leases: Ec2Leases,
         choices: Ec2,
-        *,
         fetch: Callable[[Ec2Lease], Ec2Lease],
         now: datetime,
-        all_of_them: bool,
     ) -> None:
-        self.api, self.leases, self.choices, self.fetch = api, leases, choices, fetch
-        self.now, self.all_of_them = now, all_of_them
+        self.api, self.leases, self.choices = api, leases, choices
+        self.fetch, self.now = fetch, now
         self.sentences: list[str] = []
         self.unswept: dict[str, str] = {}
         self.regions, self.busy = set(choices.regions), set[str]()
@@ -83,7 +81,6 @@ class Reaper:
 
         - Its deadline has passed.
         - Its Srift process has died.
-        - `self.all_of_them` is True.
         - Its machines did not end at an earlier try.
 
         If lease.json is missing, the lease's folder is deleted, except measurement records.
@@ -98,7 +95,7 @@ class Reaper:
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
-        why = lease.why_end(self.now, all_of_them=self.all_of_them)
+        why = lease.why_end(self.now)
         if lease.ended_at is None and (why or lease.releasing):
             self._end(lease, why or "its machines did not end at the first attempt")
 

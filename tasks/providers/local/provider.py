@@ -102,12 +102,10 @@ class LocalProvider(LocalMachine, Provider):
         """
         self.store.forget_ended(lease_id)
 
-    def reap(self, now: datetime, *, all_of_them: bool = False) -> list[str]:
+    def reap(self, now: datetime) -> list[str]:
         """End overdue launches, launches whose process has died, and hosts without a lease.json.
 
         Launches and hosts of another SRIFT_HOME are not ended.
-
-        all_of_them: if True, every launch is ended.
 
         Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
         the end if a lease.json cannot be read. The hosts of this launch keep running.
@@ -120,7 +118,7 @@ class LocalProvider(LocalMachine, Provider):
             for lease_id in sorted({*self.store.ids(), *self.store.stray_ids(self.shares)}):
                 try:
                     lease = self.store.read(lease_id)
-                    sentences += self._end(lease_id, lease, now, all_of_them)
+                    sentences += self._end(lease_id, lease, now)
                 except LeaseUnreadable as error:
                     unswept[f"lease {lease_id}"] = str(error)
                 except ProviderError as error:
@@ -129,16 +127,14 @@ class LocalProvider(LocalMachine, Provider):
             raise NotSwept("local", unswept, sentences)
         return sentences
 
-    def _end(
-        self, lease_id: str, lease: Lease | None, now: datetime, all_of_them: bool
-    ) -> list[str]:
+    def _end(self, lease_id: str, lease: Lease | None, now: datetime) -> list[str]:
         """End a launch if `reap` must end it. Return [one sentence], or [] if nothing was done.
 
         lease: content of lease.json; None if the file is missing.
         """
         why = "it has no lease.json" if lease is None else "it had already ended"
         if lease is not None and lease.ended_at is None:
-            why = lease.why_end(now, all_of_them=all_of_them)
+            why = lease.why_end(now)
         if not why:
             return []
         processes, groups = self.store.end(lease_id, self.shares)

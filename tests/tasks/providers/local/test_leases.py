@@ -111,7 +111,7 @@ def test_an_unreadable_lease_is_reported_and_neither_ended_nor_deleted(local, te
         file.mkdir()
     monkeypatch.setattr(local.store, "end", lambda *_: pytest.fail("its hosts were ended"))
     with pytest.raises(NotSwept, match=f"(?s)lease one: {file}.*srift reap --provider"):
-        local.reap(NOON, all_of_them=True)
+        local.reap(NOON + timedelta(days=1))
     assert file.exists()
     [found] = local.leases()
     assert (found.lease_id, found.usd_per_hour) == ("one", None)
@@ -146,16 +146,16 @@ def test_a_recycled_process_number_is_left_alone(sleeper):
     assert end([stale]) == [] and sleeper.is_running()
 
 
-def test_a_live_controllers_lease_is_ended_only_with_all_of_them_in_any_container(tmp_path):
+def test_a_live_controllers_lease_is_ended_only_at_its_deadline_in_any_container(tmp_path):
     local = provider(tmp_path, LEASE, alive=True)
     assert local.reap(NOON) == []
     assert [one.controller_alive for one in local.leases()] == [True]
-    assert len(local.reap(NOON, all_of_them=True)) == 1 and local.leases() == []
+    assert len(local.reap(LEASE.deadline_at)) == 1 and local.leases() == []
 
 
 def test_leases_of_another_home_are_left_alone(tmp_path):
     here, there = provider(tmp_path / "here"), provider(tmp_path / "there", LEASE)
-    assert here.reap(NOON, all_of_them=True) == []
+    assert here.reap(NOON + timedelta(days=1)) == []
     assert [one.lease_id for one in there.leases()] == ["one"]
 
 
