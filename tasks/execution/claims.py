@@ -1,8 +1,8 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
-A claim is a row that reserves dollars until it is settled, or until `may_cost_until`. A refresh
-claims its dollar cap before it buys machines, and may not use dollars of earlier claims. The
-SRIFT_HOME that made a claim settles it when the refresh has ended and no machine is left.
+A claim is a row that reserves dollars until the claim is settled, or until `may_cost_until`. A
+refresh claims its dollar cap before it buys machines. It may not use the dollars of earlier claims.
+The SRIFT_HOME that made a claim settles it when the refresh has ended and no machine is left.
 """
 
 import socket
@@ -21,8 +21,8 @@ from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 from .outcomes import Row
 
-# Added to three times the campaign's minutes, because the last launch may begin as the campaign
-# ends and may take twice its estimate.
+# A claim expires after three times the campaign's time limit and these two hours: the last launch
+# may begin at the end of the campaign and take twice its estimate.
 _AFTER = timedelta(hours=2)
 
 
@@ -35,7 +35,7 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
         until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER
         file = _folder(workspace) / refresh_id
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()  # before the row, because no home settles a claim without a file
+        file.touch()  # before the row is added, because a claim without a file is never settled
         _note(workspace, "claimed", refresh_id, usd, until, now)
 
 
@@ -44,10 +44,11 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
     Errors are printed, not raised, and the next `srift reap` tries again.
 
-    over: id of an ended refresh, whose dollars alone are released. Empty means all refreshes except
+    over: id of an ended refresh. Only its dollars are released. Empty means all refreshes except
         the running refresh.
     """
-    # list the files before reading leases: a campaign that begins during this call keeps its claim
+    # The files are listed before the leases are read, so that a campaign that begins in between
+    # keeps its claim.
     files = list(_folder(workspace).glob("*")) if _shares_a_month(workspace) else []
     busy = str((at_work(workspace.home) or {}).get("refresh_id", ""))
     files = [file for file in files if (file.name == over if over else file.name != busy)]
@@ -63,7 +64,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
             if row := unsettled.get(file.name):
                 _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
             file.unlink(missing_ok=True)
-    except Exception as error:  # measurements must not be lost because a claim stays open
+    except Exception as error:  # an error must not keep measurements from being loaded
         reporter().say(
             "note: dollars of this SRIFT_HOME stay reserved in the shared warehouse until you run"
             f" `srift reap`: {error}"
@@ -90,7 +91,7 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
 
 
 def _shares_a_month(workspace: Workspace) -> bool:
-    """Return True if machines cost money and a team shares the warehouse and its monthly cap."""
+    """Return True if machines cost money and a team shares the warehouse and the monthly cap."""
     return workspace.spends_money and bool(workspace.settings.shared.host)
 
 

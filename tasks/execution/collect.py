@@ -24,9 +24,9 @@ SWEPT_WITHIN = timedelta(hours=1)
 
 
 def collect(workspace: Workspace, now: datetime) -> Collected:
-    """Load the results of every ended launch, and delete its lease (the record of the launch).
+    """Load the results of all ended launches, and delete their leases (records of launches).
 
-    Launches of a refresh that another process runs are left to the other process.
+    If another process runs a refresh, it loads the launches of this refresh itself.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):
@@ -52,9 +52,10 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and return one sentence per action.
 
-    provider: None means every provider that this SRIFT_HOME has used, paid providers first.
+    provider: the provider's name. None means all providers that this SRIFT_HOME has used, beginning
+        with those that cost money.
 
-    Raises NotSwept, after everything else is done, if some machines could not be checked.
+    Raises NotSwept, after all other work, if some machines could not be checked.
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
@@ -94,7 +95,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End the machines of overdue and abandoned launches, then load the records of ended launches.
 
     A launch is abandoned if the process that launched it has died. Returns one sentence per action.
-    Raises NotSwept, after everything else is done, if some machines could not be checked.
+    Raises NotSwept, after all other work, if some machines could not be checked.
     """
     unswept: dict[str, str] = {}
     try:

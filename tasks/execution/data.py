@@ -40,14 +40,15 @@ from ..workspace.workspace import Workspace
 
 GIB = 2**30
 _LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
-# Low estimate of a machine's fetch rate, for a launch's deadline: half the write rate of a gp3
-# volume at its base price (125 MiB/s), and small objects over several connections.
+# Low estimates of a machine's download rates, for the deadline of a launch. A gp3 volume without
+# additional throughput writes 125 MiB/s; half of this rate is assumed. Several connections download
+# at least 100 small objects per second.
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of the workload `name`, and the transfer that is needed first.
+    """Where machines read the data of the workload `name`, and the transfer that is needed before.
 
     place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
@@ -55,7 +56,7 @@ class DataPlan:
     move: "fetch", "upload", or empty if no transfer is needed.
     download_usd: the maximum dollars for the data that a single machine downloads.
     upload_usd: the maximum dollars to upload a folder and to store it for a month.
-    problem: why the data cannot be used; empty if they can.
+    problem: why the data cannot be used; empty if there is no problem.
     """
 
     name: str
@@ -89,15 +90,14 @@ class DataCarrier:
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        self._planned: dict[
-            str, DataPlan
-        ] = {}  # by workload, because launches of a dry run share data
+        # by workload, because the launches of a dry run share data
+        self._planned: dict[str, DataPlan] = {}
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
 
-        A plan has a `problem` if the data cannot be used, or if an EC2 volume cannot hold them
-        together with the data of earlier workloads in `names`.
+        A plan has a `problem` if the data cannot be used. Also if an EC2 volume cannot hold the
+        data together with the data of earlier workloads in `names`.
 
         names: the workloads of the launch.
         region: the region of the launch's machines.
@@ -137,7 +137,7 @@ class DataCarrier:
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse
-        # recommendations include the cost of downloads by EC2 machines
+        # recommendations include the cost of EC2 machines' downloads, computed from these rows
         if plan.size and plan.region:
             row = {
                 "workload": plan.name,
@@ -172,7 +172,7 @@ class DataCarrier:
                 self._move(plan, data.source, self._uploaded(data))
             else:
                 folder = Path(plan.place)
-                beside = folder.with_name(f"{folder.name}.part")  # keeps files of an earlier try
+                beside = folder.with_name(f"{folder.name}.part")  # may have files of an earlier try
                 self._move(plan, beside, data.source)
                 beside.rename(folder)
         except (BadData, ProviderError, OSError) as error:
@@ -209,7 +209,7 @@ class DataCarrier:
             region = ""
             try:
                 files, region = self._listed(data.source)
-            except ProviderError as error:  # the machines' role may have the right to list them
+            except ProviderError as error:  # the machines' IAM role may have more rights
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
             return DataPlan(name=name, place=str(data.source), files=files, region=region)
@@ -243,9 +243,7 @@ class DataCarrier:
             raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
         keys = files_of(sizes, address.prefix)
         if not keys:
-            raise BadData(
-                f"{address} contains no object: `aws s3 ls {address}` shows what is there"
-            )
+            raise BadData(f"{address} contains no file: `aws s3 ls {address}` lists its objects")
         return {name: sizes[key] for name, key in keys.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
@@ -265,7 +263,7 @@ class DataCarrier:
     def _uploaded(self, data: WorkloadData) -> Address:
         """Return the S3 address to which the folder of `data` is uploaded."""
         ec2 = self._settings.ec2
-        # with the folder's path, so that two folders never share an address
+        # The folder's path is hashed too, so that two folders never share an address.
         digest = hashlib.sha256(f"{data.digest} {data.source}".encode()).hexdigest()[:16]
         bucket = ec2.bucket or "(no bucket is set)"
         return Address(bucket=bucket, prefix=f"{ec2.prefix}/data/{digest}/")

@@ -1,4 +1,4 @@
-"""Convert a planned launch into a job: the runs that machines receive, and their setups."""
+"""Convert a planned launch to a job: the runs in the form that machines receive, and setups."""
 
 import os
 import time
@@ -45,7 +45,7 @@ class Job:
     run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
-    lose_after_s: {id of an elastic run: seconds after which the machine with the highest rank is
+    lose_after_s: {id of an elastic run: seconds until the machine with the highest rank is
         stopped}. An elastic run measures the cost of losing a machine.
     """
 
@@ -57,8 +57,8 @@ class Job:
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
     deadline_s: float  # seconds after acquisition at which the machines end themselves
-    download_usd: float = 0.0  # dollars for the data that one machine downloads, at most
-    patience_s: float = 0.0  # seconds available for repeating disturbed measurements
+    download_usd: float = 0.0  # maximum dollars for the data that one machine downloads
+    patience_s: float = 0.0  # seconds for repeating disturbed measurements
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -79,7 +79,7 @@ class Served:
     rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
     over_cap: True if a dollar cap forbade the launch before a machine was requested.
-    lacked_data: {workload: why its data could not be fetched or its requirements installed}.
+    lacked_data: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     lease_id: str
@@ -96,15 +96,15 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The time source of a launch. Tests replace the clock, so that they need not wait."""
+    """The time source of a launch. Tests replace it, so that they do not wait."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
+# A function of the id of the current run, the number of runs with a record, and the dollars of the
+# launch (None if unknown).
 Watch = Callable[[str, int, float | None], None]
-# It is called with the id of the current run, the number of runs with a record, and the dollars of
-# the launch (None if unknown).
 
 
 class Stopwatch:
@@ -119,7 +119,7 @@ class Stopwatch:
 
     @property
     def passed_s(self) -> float:
-        """Return the seconds since the start, which is shortly before the request for machines."""
+        """Return the seconds since the stopwatch was made, shortly before the machines' request."""
         return self.clock.monotonic() - self._began
 
     def lap(self, phase: str) -> None:
@@ -131,7 +131,7 @@ class Stopwatch:
 def write_rows(served: Served) -> None:
     """Write each row of `served` to a file in the mailbox folder.
 
-    If the disk is full, the rows are kept in `served` only.
+    On a full disk, the rows stay only in `served`.
     """
     if served.mailbox is None or not served.mailbox.is_dir():
         return
@@ -169,7 +169,7 @@ def with_acquired(
     return found
 
 
-# Seconds added to the deadline, because hosts and torchrun may start slowly.
+# Seconds for the start of hosts and torchrun, in addition to the seconds of the runs.
 START_UP_S = 150.0
 
 
@@ -188,9 +188,9 @@ def job_of(
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises:
-        SettingsError: if a workload's code cannot be sent to machines, or if [ec2] emulated is set
-            but AWS_ENDPOINT_URL does not name this computer. Also if an elastic run, which stops a
-            machine on purpose, has hosts that are not local or a first host that is a spot machine.
+        SettingsError: if a workload's code cannot be sent to machines. Also if [ec2] emulated is
+            set but AWS_ENDPOINT_URL does not name this computer. Also if an elastic run, which
+            stops a machine on purpose, is on EC2 or has a first host with spot interruptions.
     """
     cluster = launch.cluster
     simulated = not spends_money(cluster.members[0].instance_type.provider)
@@ -207,7 +207,8 @@ def job_of(
         item = _item(wanted, f"{lease_id}-{number:03d}", seed)
         items.append(item)
         members = [cluster.members[node] for node in wanted.nodes]
-        # needs a shared folder for checkpoints, and a rendezvous host that is never interrupted
+        # The run needs a shared folder for checkpoints, and a first host that is never interrupted:
+        # it has the rendezvous store of torchrun.
         if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
             raise SettingsError(
                 "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
@@ -234,8 +235,8 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    Runs fail on a machine without these devices. torch uses all cores of EC2 machines without
-    accelerators, and one CPU thread on other machines.
+    A run fails on a machine without these devices. On EC2 machines without accelerators, torch uses
+    a CPU thread for each core. On other machines, torch uses one CPU thread.
 
     emulated: True if EC2 machines are emulated on this computer. Any device is then accepted.
     """
@@ -258,8 +259,8 @@ def _emulated(settings: Settings) -> bool:
     host = f".{urlsplit(endpoint).hostname}"
     if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
-            "nothing was launched: [ec2] emulated needs AWS_ENDPOINT_URL to name emulated AWS on"
-            " this computer. Set AWS_ENDPOINT_URL, or remove emulated from srift.toml"
+            "nothing was launched: [ec2] emulated requires an AWS_ENDPOINT_URL on this computer."
+            " Set AWS_ENDPOINT_URL, or remove emulated from srift.toml"
         )
     return settings.ec2.emulated
 

@@ -1,6 +1,6 @@
-"""Track the machines of a running launch, and decide how to continue after a loss.
+"""Track the machines of a running launch, and decide how to continue after a machine is lost.
 
-`decide` also handles interruption notices of machines that will soon be lost. The decisions are:
+`decide` also handles interruption notices, which announce the loss of a machine. The decisions are:
 
 go on     continue: the machine stays long enough, or no remaining run needs it
 replace   request another machine: there is enough time to start it and to measure with it
@@ -21,8 +21,9 @@ from .outcomes import AttemptEnd
 
 # Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
 MOST_REPLACEMENTS = 3
-MARGIN_S = 5.0  # seconds to write and copy a record before a machine goes
-# Seconds of a run in addition to its timed steps: build, warm-up, and agreement of the ranks.
+MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
+# Seconds of a run besides its timed steps: for building the model, for warm-up steps, and for
+# agreement between the ranks.
 _OVERHEAD_S = 5.0
 
 
@@ -58,7 +59,7 @@ def decide(
 
     Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
 
-    leaving_s: seconds until the first of the nodes goes; None if they are already gone.
+    leaving_s: seconds until the first of these nodes ends; None if they have already ended.
     """
     needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
     hosts = left.host in lost
@@ -68,14 +69,14 @@ def decide(
         if not hosts and lost.isdisjoint(left.items[0].needs):
             return "go on", "the current run does not need the machine"
         if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the current run ends before the machine goes"
+            return "go on", "the current run ends before the machine"
     shortest_s = min(map(expected_s, needing), default=math.inf)
     if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
         return "replace", f"{len(needing)} remaining runs need the machine"
     if len(needing) < len(left.items):
         return "fewer", f"{len(needing)} runs are left out, and the other runs go on"
     if leaving_s is not None:
-        return "go on", "the last seconds of the machine have no better use"
+        return "go on", "no other machine can be used, so the machine is used until it ends"
     why = left.no_replacement or "too little time or money is left to start another machine"
     return "give up", f"all remaining runs need the machine, and {why}"
 
@@ -85,9 +86,9 @@ class Machines:
 
     data: {digest: S3 address} of the data that each machine downloads.
     stop_at: the time on `clock` at which the time or money of the refresh is used up.
-    awaited: the machines that have not reported themselves or have not ended their downloads.
+    awaited: the machines that have not reported that they started, or still download data.
     gone: the machines that are lost.
-    fetching: the machines that have reported themselves and still download data.
+    fetching: the machines that have reported that they started, but still download data.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """Wait until all machines have reported themselves and ended their downloads.
+        """Wait until all machines have reported that they started, and have ended their downloads.
 
-        Returns None, or why the wait ended early: a machine was lost or too slow to report itself,
-        or the time or money of the refresh was used up.
+        Returns None, or why the wait ended early: a machine was lost or started too slowly, or the
+        time or money of the refresh was used up.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -148,9 +149,9 @@ class Machines:
     def lost(self) -> AttemptEnd | None:
         """Return the machines that are lost but not in `gone` yet; None if there are none.
 
-        A machine is lost if the provider says so. If the provider reports no loss, machines without
-        a recent heartbeat are lost. The reason in the result is that of one machine, if possible an
-        interrupted machine.
+        A machine is lost if the provider reports its end. If the provider reports no end, machines
+        without a recent heartbeat are lost. The result has the reason of one machine, if possible
+        of an interrupted machine.
         """
         self.states = self.running.nodes()
         states = enumerate(self.states)
@@ -177,9 +178,9 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return the nodes with an interruption notice, and the seconds until the first node goes.
+        """Return the nodes with an interruption notice, and the seconds until the first node ends.
 
-        The seconds are infinite without a notice.
+        Without a notice, the seconds are infinite.
         """
         going = {
             node: leaving_s
@@ -189,14 +190,14 @@ class Machines:
         return frozenset(going), min(going.values(), default=math.inf)
 
     def out_of_time(self) -> AttemptEnd | None:
-        """Return the end of the attempt if the refresh has no time or money left, else None."""
+        """Return how the attempt ends if the refresh has no time or money left, else None."""
         if self.clock.monotonic() > self.stop_at:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return an AttemptEnd that marks `nodes` as lost because they were too slow.
+    """Return an AttemptEnd that says that `nodes` are lost because they were too slow.
 
     what: the action that took more than `within_s` seconds, such as "start torchrun".
     """

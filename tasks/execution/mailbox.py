@@ -1,6 +1,6 @@
-"""Exchange files with the machines of a launch through a mailbox, a folder or S3 prefix.
+"""Exchange files with the machines of a launch through the mailbox, a folder or S3 prefix.
 
-`node/record.py` describes the files.
+`tasks/node/record.py` describes the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
-SILENT_AFTER_S = 30.0  # a node with a fifth of a core can be seconds late, but never this late
+SILENT_AFTER_S = 30.0  # a heartbeat from a fifth of a CPU core may be seconds late, but not 30
 
 
 class WorkloadChanged(Exception):
@@ -64,9 +64,9 @@ class Mailbox:
             write_json(self.path / DATA_FILE, {"data": addresses})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the download states of machine `node`, as {digest of the data: state}.
+        """Return the states of the downloads of machine `node`, as {digest of the data: state}.
 
-        A state has the key `state`, and after a failure the key `reason`.
+        A state is a dictionary with the key `state`, and after a failure the key `reason`.
         """
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
@@ -88,14 +88,14 @@ class Mailbox:
         """Return the Unix time at which machine `node` reported that it had started.
 
         The clock is that of the computer or S3 service that stores the mailbox. Raises OSError if
-        the machine has not reported itself.
+        there is no such report.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
     def reported(self, node: int, address: str) -> bool:
-        """Return True if machine `node` has reported itself from `address`.
+        """Return True if machine `node` has reported from `address` that it started.
 
-        Reports from other addresses are those of machines that were replaced.
+        A report from another address is from a machine that was replaced.
         """
         body = read_object(self._node(node) / "ready.json")
         return body is not None and body.get("address", address) == address
@@ -108,15 +108,17 @@ class Mailbox:
     def pairs(self, attempt: int, node: int) -> Row:
         """Return the measured links between pairs of machines, in the form that `node` reported.
 
-        node: the node with rank 0. Without measurements, the result is empty.
+        Returns {} if no links were measured.
+
+        node: the node with rank 0.
         """
         found = self._read(node, f"armed-{attempt}.json").get("pairs")
         return found if isinstance(found, dict) else {}
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return the file `finished-<attempt>.json` of each machine whose torchrun has ended.
+        """Return the content of finished-<attempt>.json of each machine whose torchrun has ended.
 
-        The key `node` is added to the contents of each file.
+        The key `node` is added to each content.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
@@ -166,8 +168,7 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Times are seconds since the launch began. On a full disk, the log is lost, but no error is
-    raised.
+    Times are seconds since the launch began. If the log cannot be written, no error is raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -180,7 +181,7 @@ class MachineLog:
             write_json(self._mailbox.path / _FILE, {"machines": self._rows})
 
     def at_work(self, startup_s: float) -> None:
-        """Log the start-up time of each machine. Call this once, when all workers are ready.
+        """Log the start-up time of each machine. Call this method once, when all workers are ready.
 
         startup_s: seconds from the request for the machines until now.
         """
@@ -189,7 +190,7 @@ class MachineLog:
             with suppress(OSError):
                 ready[row["node"]] = self._mailbox.ready_of(row["node"])
         for node, moment in ready.items():
-            # waiting for the slowest machine is not start-up time
+            # the wait for the slowest machine does not count as start-up time
             self.replaced(node, startup_s - max(ready.values()) + moment)
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
@@ -208,7 +209,9 @@ class MachineLog:
         offer: the offer of the new machine.
         after_s: seconds from the start of the launch to the request.
         """
-        self.lost(node, after_s, interrupted=False)  # a silent machine is given up only now
+        self.lost(
+            node, after_s, interrupted=False
+        )  # a silent machine was not logged as lost before
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 
@@ -227,9 +230,9 @@ class MachineLog:
 
 
 def machine_rows(lease: Lease, provider: str) -> list[Row]:
-    """Return a row of the table raw_machines for each machine of an ended launch.
+    """Return a row of the table raw_machines, without `refresh_id`, for each machine of a launch.
 
-    The column `refresh_id` is missing.
+    lease: the record of an ended launch.
     """
     rows: list[Row] = (read_object(lease.mailbox / _FILE) or {}).get("machines", [])
     assert lease.ended_at is not None

@@ -24,10 +24,10 @@ class AttemptEnd:
 
     how: "finished" if all runs ended, "failed" if a run failed, "lost" if machines were lost, or
         "time" if the refresh has no time or money left.
-    culprit: id of the run that failed or was being measured; empty if there is none.
+    culprit: id of the run that failed or was being measured; empty if there is no such run.
     interrupted: True if the provider took a machine away or the user stopped the launch.
     nodes: after "failed", the machines that lack the devices they must have. After "lost", the lost
-        machines; empty if they are unknown, which ends the launch.
+        machines. If the lost machines are unknown, `nodes` is empty and the launch ends.
     """
 
     how: str
@@ -41,10 +41,11 @@ class AttemptEnd:
 
 
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
-    """Return which run made an attempt fail, and why, as an AttemptEnd.
+    """Return an AttemptEnd that says which run made an attempt fail, and why.
 
-    The reason is that of the machine that most likely caused the failure, by the workers' exit
-    codes. If this machine could not write to the mailbox, the result ends the launch.
+    The exit codes of the workers show which machine most likely caused the failure. The result has
+    the reason that this machine reports. If this machine could not write to the mailbox, the result
+    ends the launch.
 
     finished: a report from each machine, with exit codes, run id and reason.
     under_way: id of the run to blame if the machine's report has no run id in `planned`.
@@ -70,7 +71,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
 
 
 def all_lost_a_peer(finished: Sequence[Row]) -> bool:
-    """Return True if every node that failed reports that it lost the connection to another node.
+    """Return True if every failed node reports that it lost the connection to another node.
 
     finished: the nodes' reports. A lost node may have no report.
     """
@@ -84,12 +85,12 @@ def refresh_of(lease_id: str) -> str:
 
 
 def retry_id(run_id: str) -> str:
-    """Return the id for the next try of an interrupted run, whose row keeps the old id."""
+    """Return the id for the next try of the interrupted run `run_id`."""
     return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
 
 
 def planned_id(run_id: str) -> str:
-    """Return the id of the run's first try, of which `run_id` may be a later try."""
+    """Return the id of the first try of a run. `run_id` is the id of the first or a later try."""
     return run_id.partition(_RETRY)[0]
 
 
@@ -115,7 +116,7 @@ def launch_row(
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".
-    number: makes the row's id unique among the rows of the launch.
+    number: distinguishes the ids of several rows about the same launch.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

@@ -12,7 +12,7 @@ from models.planner.placement import Links, Round, choose, halvings, ring
 from ..node.record import LEAST_ORDERED, Item
 
 MOST_ORDERED = 16  # maximum number of machines whose pairs are measured: 120 pairs, one at a time
-# Bytes of a message, for every workload: the bucket size of DistributedDataParallel.
+# Size of a message in bytes: the bucket size of DistributedDataParallel, for every workload.
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
@@ -60,8 +60,8 @@ class _Pairs(BaseModel):
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     """Return True if the links between machines should be measured to choose a rank order.
 
-    Links matter for runs on at least LEAST_ORDERED machines. Clusters of more than MOST_ORDERED
-    machines take too long to measure. Hosts that share an address have no network between them.
+    Links matter for runs on at least LEAST_ORDERED machines. It takes too long to measure the links
+    of more than MOST_ORDERED machines. Hosts with the same address have no network between them.
 
     addresses: the network address of each machine.
     """
@@ -75,7 +75,7 @@ def sending_order(
 ) -> tuple[tuple[int, ...], str]:
     """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 
-    An empty order means that the present order should stay.
+    An empty order means that the current order is kept.
 
     reported: the measured links between pairs of nodes, as the node with rank 0 reported them.
     """

@@ -25,14 +25,14 @@ from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, refresh_of, run_row
 
 _LEASE_COLUMNS = ("lease_id", "cluster", "market", "started_at", "ended_at", "usd", "outcome")
-_MOST_SAID = 500  # maximum length in characters of a machine's message to the user
+_MOST_SAID = 500  # maximum number of characters of a machine's message that are printed
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
 Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
-Spent = Annotated[float, Field(ge=0)]  # seconds or a spread; may be 0
+Spent = Annotated[float, Field(ge=0)]  # seconds, or a relative spread; may be 0
 
 
 class _Wire(BaseModel):
@@ -142,7 +142,7 @@ _KINDS: dict[str, type[_Values]] = {
 
 
 class WireDevices(_Wire):
-    """The devices that a machine had during a run: the JSON form of `node.record.Devices`."""
+    """The JSON form of `node.record.Devices`: the devices that a machine used in a run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -152,7 +152,7 @@ class WireDevices(_Wire):
 
 
 class WireRecord(_Wire):
-    """A machine's record of the result of a run: the JSON form of `node.record.Record`."""
+    """A machine's record of the result of a run, as `node.record.record_of` creates it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -231,7 +231,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
-    # the refresh that loads a lease need not be the refresh that bought it
+    # another refresh may load the launch than the refresh that made the launch
     refresh_id = refresh_of(lease.lease_id)
     columns = {name: getattr(lease, name) for name in _LEASE_COLUMNS} | {"provider": provider}
     with workspace.warehouse.transact() as connection:
@@ -243,7 +243,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     notes = []
     for file, reason in refused.items():
         target = rejected / f"{file.parents[1].name}-{file.name}"
-        # An error stops the load, because the mailbox is deleted after it; a later load tries again
+        # An error is not caught, so that the caller does not delete the mailbox with the record.
         rejected.mkdir(parents=True, exist_ok=True)
         shutil.move(file, target)
         notes.append(f"record {file.stem} was not loaded: {reason}. It was moved to {target}")
@@ -255,10 +255,10 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 
 
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return rows about an ended launch that no machine recorded.
+    """Return rows about what no machine recorded in an ended launch.
 
-    There is a row for each request that the provider refused. After `srift reap` has ended the
-    launch, there is also a row for the interrupted run.
+    There is a row for each request that the provider refused. If `srift reap` ended the launch,
+    there is also a row for the interrupted run.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
@@ -290,13 +290,13 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
         raise ValueError(
-            f"its run id {record.run_id} must be its file name and the id of a planned run"
+            f"its run id {record.run_id} differs from its file name, or no such run was planned"
         )
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
         [Devices(**device) for device in setup.get("expected_devices", ())],
         [Devices(**device.model_dump()) for device in record.devices],
     )
-    # the mailbox decides which lease this is, not the record
+    # the lease id comes from the mailbox, because a machine may write a wrong lease id
     found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
     return found | ({"wrong_device": wrong} if wrong else {})

@@ -1,4 +1,4 @@
-"""Run one job on an acquired cluster, in as many attempts as it needs.
+"""Run one job (the runs of a launch) on an acquired cluster, in one or more attempts.
 
 An attempt is one execution of torchrun, which measures several runs. After a failure, the next
 attempt leaves out the failed run. After a loss of machines, the next attempt uses fewer or other
@@ -25,9 +25,9 @@ from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, planned_id
 from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
-MOST_ATTEMPTS = 3  # attempts that end by a fault of a run; losses of machines do not count
-ARMED_WITHIN_S = 90.0  # wait for the workers of an attempt to join their process group
-PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure: the cause may be on another node
+MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines do not count
+ARMED_WITHIN_S = 90.0  # time limit for the workers of an attempt to join their process group
+PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
 MOST_ELASTIC_REPLACEMENTS = 20  # per launch
 LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
 
@@ -36,11 +36,11 @@ class Session:
     """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
     running: the acquired machines.
-    served: the result of the launch, which the session fills in.
+    served: the result of the launch. The session sets its fields.
     stop_at: the time to stop, on the clock of `laps`. The session stops earlier if the acquired
         machines cost more than planned.
     watch: is called with the progress, as `job.Watch` describes.
-    laps: measures the phases of the launch.
+    laps: measures the seconds of each phase of the launch.
     """
 
     def __init__(
@@ -55,26 +55,32 @@ class Session:
     ) -> None:
         self.running, self.job, self.served = running, job, served
         self.watch, self.clock, self.laps = watch, laps.clock, laps
-        stop_at = _sooner_if_dearer(stop_at, self.clock.monotonic(), job, running)
+        planned, price = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
+        if planned and price and price > planned:  # twice the price halves the remaining time
+            now = self.clock.monotonic()
+            stop_at = now + (stop_at - now) * planned / price
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.joining: set[int] = set()  # replacements that have not started work
+        self.joining: set[int] = set()  # nodes whose replacement has not started to measure
         self.run_setups = with_acquired(job.run_setups, job.items, running)
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
         self.faults: Counter[Any] = Counter()  # by process key
         self.no_replacement = ""
-        self.start_up_s = running.ready_within_s / 2  # estimate until this launch's is measured
+        self.start_up_s = (
+            running.ready_within_s / 2
+        )  # an estimate until the first start is measured
 
     def prepare(self) -> None:
         """Write the run setups, data addresses, list of machines and code to the mailbox.
 
-        With these files, another process can load the launch's records if this process dies.
+        If this process dies, another process can load the launch's records with these files.
         """
         self.mailbox.put_setups(self.run_setups)
-        self.running.note_download(self.job.download_usd)  # before machines read what to download
+        # before `put_data`, after which machines download
+        self.running.note_download(self.job.download_usd)
         self.mailbox.put_data(self.job.fetched)
         self.log.write()
         self.mailbox.put_workloads(self.job.files)
@@ -89,23 +95,24 @@ class Session:
             ended = self._wait_for_machines() or self._run_attempt()
             self.remaining = self._without(self.mailbox.recorded())
             if ended.how == "time" or (ended.how == "lost" and not ended.nodes):
-                return self.lose(ended)
+                self.lose(ended)
+                return
             if ended.how == "lost":
                 how, reason = self.handle_loss(ended)
                 if how == "give up":
-                    return self.lose(replace(ended, reason=f"{ended.reason}; {reason}"))
+                    self.lose(replace(ended, reason=f"{ended.reason}; {reason}"))
+                    return
                 losses.append(f"{ended.reason}: {reason}")
                 ended = AttemptEnd(how="finished")
             elif ended.how == "failed":
                 self._handle_fault(ended)
             self.served.outcome = "; ".join([str(ended), *losses])
-        return None
 
     def lose(self, ended: AttemptEnd) -> None:
         """Store in `served` that the launch ended early, and why.
 
-        Unless time is up, `served.rows` gets a row about the current run, or about the launch if no
-        run is being measured.
+        Unless time is up, a row about the current run is added to `served.rows`. If no run is being
+        measured, the row is about the launch.
         """
         self.served.outcome = str(ended)
         if ended.how != "time":
@@ -113,8 +120,8 @@ class Session:
             self._add_row(replace(ended, culprit=ended.culprit or under_way))
 
     def finish(self) -> None:
-        """Tell the agents on the machines to exit, and fill in the results in `served`."""
-        with suppress(OSError):  # on a full disk, agents end with their machines
+        """Tell the agents on the machines to exit, and store the results in `served`."""
+        with suppress(OSError):  # on a full disk, agents run until their machines end
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
@@ -176,9 +183,9 @@ class Session:
     def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
         """Decide how to continue after the loss of `ended.nodes`, and request replacements.
 
-        Returns the decision and its reason, as `decide` does. Unless the decision is "give up", a
-        row for the loss is added to `served.rows`, and runs that can no longer be measured are
-        removed from `remaining`.
+        Returns the decision and its reason, as `decide` does. Unless the decision is "give up",
+        `served.rows` gets a row for the loss, and runs that can no longer be measured are removed
+        from `remaining`.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -197,7 +204,7 @@ class Session:
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
-        An elastic run measures the cost of losing a machine, and continues with fewer machines.
+        An elastic run measures the cost of losing a machine. It continues with fewer machines.
         """
         setup, now_unix = self.run_setups[run_id], self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -211,15 +218,15 @@ class Session:
     def at_work(self, node: int, waited_s: float = 0.0) -> None:
         """Log that the machine that replaced `node` is ready to measure.
 
-        waited_s: seconds since the machine became ready, which are not start-up time.
+        waited_s: seconds since the machine became ready. They do not count as start-up time.
         """
         self.joining.discard(node)
         self.log.replaced(node, self.laps.passed_s - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Remove the failed run from `remaining`, and add a row for it to `served.rows`.
+        """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
 
-        Runs that need a machine without the expected devices are removed too. After MOST_ATTEMPTS
+        Runs that need a machine without the expected devices are also removed. After MOST_ATTEMPTS
         failed attempts with the same `_process_key`, all runs with this key are removed.
         """
         assert self.attempt is not None
@@ -244,7 +251,7 @@ class Session:
         for node in lost:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
-            # the loss of a silent machine is logged when its replacement is requested
+            # the loss of a silent machine is logged when its replacement is requested (MachineLog)
             if interrupted or not state.alive:
                 self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
@@ -256,8 +263,8 @@ class Session:
         """
         if self.machines.all_here() or (self.attempt is not None and self._runnable()):
             return None
-        if self.attempt is not None:  # so that a new machine does not join the previous attempt
-            self.plan([])
+        if self.attempt is not None:
+            self.plan([])  # so that a new machine does not join the previous attempt
         ended = self.machines.wait_for_all()
         self.laps.lap("start hosts")
         if self.attempt is None:
@@ -322,7 +329,7 @@ class Session:
         return True
 
     def _retry(self, run_id: str) -> None:
-        """Give the interrupted run a new id for its next try, if `remaining` still has the run."""
+        """Give the interrupted run a new id for its next try, if the run is in `remaining`."""
         for place, item in enumerate(self.remaining):
             if item.run_id == run_id:
                 self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
@@ -386,7 +393,7 @@ class _Attempt:
     def under_way(self) -> str:
         """Return the id of the current run; "" if no run has started or every run has a record.
 
-        If no machine reports a run, the first run without a record is the current run.
+        If no machine reports a current run, the first run without a record is returned.
         """
         reported = self.mailbox.under_way(self.number)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
@@ -410,7 +417,7 @@ class _Attempt:
             if not self.is_measuring and armed >= here:
                 self._go(plan)
             finished = self.mailbox.finished(self.number)
-            # only the rendezvous host reports the end of an elastic torchrun
+            # in an elastic run, torchrun's result counts only on the host of the rendezvous store
             if self.elastic and self.is_measuring:
                 finished, here = [end for end in finished if end["node"] == self.host], {self.host}
             if any(end.get("exit_code") != 0 for end in finished):
@@ -420,7 +427,8 @@ class _Attempt:
             if len(finished) >= len(here) or now > failed_at + patience_s:
                 planned = [item.run_id for item in self.items if self.is_measuring]
                 ended = blame(finished, missing[0].run_id if self.is_measuring else "", planned)
-                # a node lost during the rendezvous may end torchrun: the next attempt resumes
+                # A node that is lost during the rendezvous may end torchrun. The elastic run is not
+                # at fault, and the next attempt resumes it.
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended
             if not self.is_measuring and now > arm_by:
                 return is_late(here - armed, "start torchrun", within_s)
@@ -445,10 +453,10 @@ class _Attempt:
         self.lose_at = self.clock.monotonic() + lose_after_s
 
     def _follow(self, run_id: str, armed: set[int]) -> None:
-        """Report the current run to the user, and carry out the losses of an elastic run.
+        """Report the current run to the user, and stop a machine if an elastic run requires it.
 
         An elastic run measures the cost of losing a machine. The machine with the highest rank is
-        stopped at the planned time, and replacements that have joined are logged.
+        stopped at the planned time. Replacements that have joined the run are logged.
 
         armed: the nodes whose workers have joined the process group.
         """
@@ -465,7 +473,7 @@ class _Attempt:
             self.running.settle()  # applies the CPU share of the new machine
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return how the attempt ends because of a loss or interruption notice; None if it goes on.
+        """Return how a loss or interruption notice ends the attempt; None if the attempt goes on.
 
         missing: the runs of the attempt without a record, the current run first.
         """
@@ -493,8 +501,8 @@ class _Attempt:
     def _needs_s(self, item: Item) -> float:
         """Return the estimated seconds that the current run, `item`, still needs.
 
-        A late run may be repeating a disturbed measurement. The result for a late run is the time
-        of a repetition, but at most the rest of the job's `patience_s`.
+        A run that exceeds its estimate may be repeating a disturbed measurement. The result is then
+        the time of a repetition, but at most the rest of the job's `patience_s`.
         """
         now = self.clock.monotonic()
         if item.run_id != self._at:
@@ -503,13 +511,3 @@ class _Attempt:
         if late_s < 0:
             return -late_s
         return max(0.0, min(expected_s(item), self.session.job.patience_s - late_s))
-
-
-def _sooner_if_dearer(stop_at: float, now: float, job: Job, running: RunningCluster) -> float:
-    """Return the time to stop: earlier than `stop_at` if the machines cost more than planned.
-
-    At twice the planned price, the remaining time is halved, so that the total cost stays as
-    planned.
-    """
-    planned, got = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
-    return now + (stop_at - now) * planned / got if planned and got and got > planned else stop_at
