@@ -85,7 +85,7 @@ def allowance(
     price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
     if price is not None:
         price += len(launch.cluster.members) * _beside(workspace)
-    machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each downloads the data
+    machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
     return pure.allow(
         price,
@@ -137,8 +137,8 @@ def caps_of(
     The error message says why an amount that counts against a cap is unknown.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
-    # Leases are read before the spent dollars. A lease that ends between the two reads then counts
-    # twice, which is safe.
+    # Leases are read before the spent dollars. A lease that ends between the two reads is then
+    # counted twice. In the other order, it would not be counted at all.
     held = workspace.provider.leases()
     problems = [lease.problem for lease in held if lease.problem]
     worst = {
@@ -234,8 +234,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(
                 f"nothing was bought: machines wrote to {ec2.bucket} this month, but neither the"
-                f" warehouse nor {leases.spent_file} has a cost. Look up the cost in AWS's bill, and"
-                " run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+                f" warehouse nor {leases.spent_file} has a cost. Look up the cost in AWS's bill,"
+                " and run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
 from ..execution.data import DataCarrier
 from ..execution.job import workload_names
+from ..execution.outcomes import Row
 from ..market.offers import offers_now
 from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
@@ -26,8 +26,6 @@ from ..workspace.workspace import Workspace, open_workspace
 from .budget import Tally, allowance
 from .campaign import list_of, outdating
 from .named import Wish, case_of, launches_for
-
-Row = dict[str, Any]
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:

@@ -5,7 +5,6 @@ The caps of a refresh apply.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
@@ -26,7 +25,7 @@ from models.planner.enumeration import sold_together
 from warehouse import reads
 
 from ..execution.job import Served
-from ..execution.outcomes import planned_id
+from ..execution.outcomes import Row, planned_id
 from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
 from ..reporting.progress import reporter
@@ -35,7 +34,6 @@ from ..workspace.blas_threads import one_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace
 
-Row = dict[str, Any]
 _STEP = ("step_s", "step_low_s", "step_high_s")
 
 

@@ -154,8 +154,11 @@ class Machines:
         of an interrupted machine.
         """
         self.states = self.running.nodes()
-        states = enumerate(self.states)
-        dead = [node for node, state in states if not state.alive and node not in self.gone]
+        dead = [
+            node
+            for node, state in enumerate(self.states)
+            if not state.alive and node not in self.gone
+        ]
         if dead:
             node = min(dead, key=lambda node: not self.states[node].interrupted)
             state = self.states[node]

@@ -204,7 +204,7 @@ class MachineLog:
             self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
-        """Log that a new machine was requested to replace the machine with number `node`.
+        """Log that a new machine was requested to replace the machine with the index `node`.
 
         offer: the offer of the new machine.
         after_s: seconds from the start of the launch to the request.
@@ -216,7 +216,7 @@ class MachineLog:
         self.write()
 
     def replaced(self, node: int, at_s: float) -> None:
-        """Log that the newest machine with the number `node` is ready to measure.
+        """Log that the newest machine with the index `node` is ready to measure.
 
         at_s: seconds from the start of the launch until the machine was ready.
         """

@@ -134,7 +134,7 @@ class LeaseFolder(Generic[L]):
             return None
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
-                f"{path} cannot be read ({error}). The machines of this launch were not ended. "
+                f"{path} cannot be read ({error}), so the machines of this launch were not ended. "
                 f"Fix the file, or move {path.parent} out of {self.root}, and run `srift reap`"
             ) from error
 

@@ -224,7 +224,7 @@ class Ec2Api:
         """Return {instance id: description} from DescribeInstances.
 
         The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument adds no condition.
+        empty argument matches every machine.
         """
         filters = tag_filters(tags or {})
         filters |= {"instance-state-name": states} if states else {}

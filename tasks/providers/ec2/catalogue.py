@@ -59,8 +59,8 @@ def family(instance_type: str) -> str:
 # Ampere on, the TF32 rate is half the 16-bit rate, and the FP8 rate is twice the 16-bit rate. V100
 # and T4 have neither TF32 nor FP8.
 _TFLOPS = {
-    "k80": (4.4, 4.4),  # one of its two GPUs, at boost
-    "m60": (4.8, 4.8),  # one of its two GPUs
+    "k80": (4.4, 4.4),  # a K80 board has two GPUs; rate of one GPU at its boost clock
+    "m60": (4.8, 4.8),  # an M60 board has two GPUs; rate of one GPU
     "v100": (15.7, 125.0),
     "t4": (8.1, 65.0),
     "t4g": (8.1, 65.0),

@@ -82,7 +82,7 @@ class Ec2Cluster(RunningCluster):
         except OSError as error:
             raise ProviderError(
                 f"the record of launch {self.lease_id} could not be written ({error}), so its "
-                "machines are ended. Free disk space, and run `srift reap` in case some still run"
+                "machines are ended. Free disk space, and run `srift reap` in case some remain"
             ) from error
         self.mirror.serve(self.lease)
         self.mirror.sync()
@@ -151,8 +151,7 @@ class Ec2Cluster(RunningCluster):
     def all_down(self) -> bool:
         """Return True if AWS confirms that all machines have ended."""
         with self._lock:
-            current = self.lease.current
-            return self._look() and not any(self._alive(machine) for machine in current)
+            return self._look() and not any(map(self._alive, self.lease.current))
 
     def _launch(self, attempts: Sequence[Attempt]) -> None:
         """Try the launch attempts in order until all machines of one attempt run.
@@ -180,7 +179,10 @@ class Ec2Cluster(RunningCluster):
         )
 
     def _secure(self) -> str:
-        """Create the launch's security group with its rules if they do not exist. Return its id."""
+        """Create the launch's security group and its rules. Return the id of the group.
+
+        If the group or a rule already exists, it is not created again.
+        """
         region, create = self.spec.region, security_group(self.spec)
         self._create("ec2:CreateSecurityGroup", create)
         action, name = "ec2:DescribeSecurityGroups", {"group-name": create["GroupName"]}

@@ -156,14 +156,14 @@ class Ec2Lease(Lease):
 def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
     """Return the content of `file`; None if it is missing.
 
-    Raises ProviderError with `advice` if the file cannot be read.
+    Raises ProviderError if the file cannot be read. Its message ends with `advice`.
     """
     try:
         return schema.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ProviderError(f"{file} cannot be read ({error}). {advice}") from error
+        raise ProviderError(f"{file} cannot be read ({error}), so {advice}") from error
 
 
 class Ec2Leases(LeaseFolder[Ec2Lease]):
@@ -196,8 +196,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         Raises ProviderError if the file with these times cannot be read.
         """
         advice = (
-            "Machines may run in regions that srift.toml named earlier: check these regions in AWS,"
-            " then delete the file"
+            "machines may still run in regions that srift.toml named earlier. Check these regions"
+            " in AWS, then delete the file"
         )
         return _stored(self.swept_file, _SWEPT, advice) or {}
 
@@ -217,7 +217,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         the file cannot be read.
         """
         advice = (
-            "Nothing was bought. Delete the file, look at AWS's bill, and run"
+            "nothing was bought. Delete the file, look up this month's cost in AWS's bill, and run"
             " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
         )
         return _stored(self.spent_file, _SPENT, advice)

@@ -47,8 +47,8 @@ class Mirror:
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
         self._store, self._under, self.mailbox = store, lease.objects, mailbox
         self._machines = lease.by_userid
-        self._have: dict[str, tuple[str, datetime]] = {}  # key -> version
-        self._sent: dict[str, dict[str, str]] = {}  # userid -> name -> digest
+        self._have: dict[str, tuple[str, datetime]] = {}  # {key: version} of downloads
+        self._sent: dict[str, dict[str, str]] = {}  # {aws:userid: {name: digest}}
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread = threading.Thread(target=self._rounds, daemon=True)
         self.now_unix = float("-inf")
@@ -194,7 +194,7 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return `path`, or a path in a separate folder if `path` has a different measurement record.
+    """Return `path`, or a path in another folder if `path` is the record of another machine.
 
     A replaced machine and its replacement may both upload a record of the same run.
     """

@@ -228,10 +228,11 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` at this account's prices, with volumes, public IP addresses and S3 requests.
+    """Return `offers` at this account's prices, and with the prices of other billed services.
 
-    `terms` is the section [ec2] of srift.toml, which has the account's prices and discounts. The
-    function is idempotent.
+    These are volumes, public IP addresses and S3 requests. The function is idempotent.
+
+    terms: the section [ec2] of srift.toml, which has the account's prices and discounts.
     """
     found = []
     for offer in offers:

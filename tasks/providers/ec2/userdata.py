@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..base import NotSupported
 
-MOST_BYTES = 16_384  # EC2's limit, before base64
+MOST_BYTES = 16_384  # EC2's limit for user-data, before base64 encoding
 _ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_S = 7 * 86_400.0
 _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # no user name or password

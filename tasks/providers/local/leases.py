@@ -73,7 +73,7 @@ class LeaseStore(LeaseFolder[Lease]):
     def stray_ids(self, shares: CpuShares) -> set[str]:
         """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
 
-        The folder of the lease may be missing.
+        Leases whose folder is missing are included.
         """
         names = {
             name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)

@@ -123,7 +123,7 @@ class Host:
 
     def go(self) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # the host died while it waited, as its state shows
+        with suppress(BrokenPipeError):  # the host has died, which its `NodeState` reports
             self.process.stdin.write(b"go\n")
             self.process.stdin.close()
 
