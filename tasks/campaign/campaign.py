@@ -75,14 +75,14 @@ def shop(
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
+    stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
         runs=frames["runs"],
         profiles=frames["profiles"],
         probes=frames["probes"],
         failures=_failures(workspace),
         drifting=drifting_types(workspace),
-        stale_before=datetime.now(UTC)
-        - timedelta(days=workspace.settings.campaign.stale_after_days),
+        stale_before=datetime.now(UTC) - stale_after,
     )
     model = None
     if champion is not None:
@@ -423,13 +423,14 @@ def serve(
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     """Return an AttemptEnd that says how the exception `error` stopped a launch."""
+    stopped, kind = not isinstance(error, Exception), type(error).__name__
+    reason = str(error) or kind
     if isinstance(error, OSError):
-        return AttemptEnd(how="lost", reason=f"the mailbox at {mailbox} could not be used: {error}")
-    if isinstance(error, Exception):
-        return AttemptEnd(how="lost", reason=str(error) or type(error).__name__)
-    why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    reason = f"the launching process was stopped ({why})"
-    return AttemptEnd(how="lost", reason=reason, interrupted=True)
+        reason = f"the mailbox at {mailbox} could not be used: {error}"
+    elif stopped:
+        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
+        reason = f"the launching process was stopped ({by})"
+    return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
 
 
 def _not_served(served: Served, job: Job, status: str, why: str) -> Served:

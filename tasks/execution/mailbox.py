@@ -209,9 +209,8 @@ class MachineLog:
         offer: the offer of the new machine.
         after_s: seconds from the start of the launch to the request.
         """
-        self.lost(
-            node, after_s, interrupted=False
-        )  # a silent machine was not logged as lost before
+        # a silent machine was not logged as lost before
+        self.lost(node, after_s, interrupted=False)
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 

@@ -69,9 +69,8 @@ class Session:
         self.attempts = self.replaced = 0
         self.faults: Counter[Any] = Counter()  # by process key
         self.no_replacement = ""
-        self.start_up_s = (
-            running.ready_within_s / 2
-        )  # an estimate until the first start is measured
+        # an estimate until the first start is measured
+        self.start_up_s = running.ready_within_s / 2
 
     def prepare(self) -> None:
         """Write the run setups, data addresses, list of machines and code to the mailbox.
@@ -374,7 +373,7 @@ class _Attempt:
         """Run until the last record is written or the attempt ends early. Return how it ended."""
         first, checkpoints = self.session.attempts == 0, ""
         if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
-            assert self.running.checkpoints is not None  # job_of refuses an elastic run elsewhere
+            assert self.running.checkpoints is not None  # checked by job_of
             checkpoints = str(self.running.checkpoints / planned_id(self.items[0].run_id))
         plan = self.session.plan(
             self.items,

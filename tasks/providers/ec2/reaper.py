@@ -131,7 +131,7 @@ class Reaper:
         why: dict[str, str] = {}
         ours = (
             {"srift:deployment": self.choices.deployment},
-            {"srift:controller": self.leases.token},  # also under an earlier deployment name
+            {"srift:controller": self.leases.token},  # finds machines of earlier deployments
         )
         try:
             for tags in ours:

@@ -30,7 +30,8 @@ FILE = Path(__file__).with_name("snapshot.json.gz")
 class Snapshot:
     """The instance types and on-demand prices that ship with Srift.
 
-    usd: {region: {type on offer there: on-demand price in dollars per hour, or None if unknown}}.
+    usd: {region: {instance type: on-demand price in dollars per hour, or None if unknown}}. A type
+        that is not for sale in a region is missing.
     several_interfaces: types that need several network interfaces to reach their full network rate.
     """
 
