@@ -31,7 +31,7 @@ MUTANTS = (
     # What no test held in November 2026.
     _of("memory-host", "models/planner/batch_split.py", r"device_memory_gib( \* 2\*\*30)", r"memory_gib\1",
         "models/planner/test_batch_split.py"),
-    _of("fence-root", "tasks/node/on_ec2/metadata_fence.py", r'return f"root cannot reach it either[^"]*"', 'return ""',
+    _of("fence-root", "tasks/node/on_ec2/metadata_fence.py", r'return f"root cannot reach the service either[^"]*"', 'return ""',
         "tasks/node/on_ec2/test_metadata_fence.py"),
     _of("affords-dollars", "tasks/campaign/budget.py", r" and \w+\.usd \+ launch\.est_usd <= \w+\.cap_usd", "",
         "tasks/campaign/test_budget.py"),

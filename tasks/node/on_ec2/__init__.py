@@ -1,5 +1,5 @@
-"""Code that runs as root on rented EC2 machines only.
+"""Code that runs as root, and only on rented EC2 machines.
 
-The code transfers files between the machine and S3, and keeps user code away from the machine's
+The code transfers files between the machine and S3. It also blocks user code from the machine's
 credentials.
 """

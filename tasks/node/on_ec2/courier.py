@@ -2,13 +2,13 @@
 
 `python -m node.on_ec2.courier` starts the courier, which has these tasks:
 
-- block the user of the agent and the workloads from the machine's credentials
+- start the agent as a user who cannot read the machine's credentials
 - transfer files between the machine and S3
 - upload EC2's interruption notices
-- download the workloads' data for the controller, the process that launched the machine
+- download the workloads' data when the controller, the process that launched the machine, asks
 - power the machine off at the end
 
-After an error of S3 or of the disk, the courier tries again.
+The courier retries failed operations of S3 and of the disk.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,14 @@ POLL_S = 0.5
 _INBOX_EVERY_S = 2.0
 _NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
 _FLUSH_S = 20.0  # seconds for uploads after a notice, or while the machine shuts down
-_REST_S = 60.0  # seconds for uploads at the end; only records may take longer
-_GRACE_S = 60.0  # the agent ends this long before the machine, to leave time for uploads
-_PATIENCE_S = 10.0  # seconds for the agent to end its launch
+_REST_S = 60.0  # seconds for uploads after the agent has ended; only records may take longer
+_GRACE_S = 60.0  # seconds for uploads between the end of the agent and the machine's deadline
+_PATIENCE_S = 10.0  # seconds for the agent to end its processes after SIGTERM
 _DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
 
 
+@dataclass(kw_only=True)
 class Delivery:
     """Starts a machine's agent, and transfers files, notices and data while the agent runs.
 
@@ -57,38 +59,34 @@ class Delivery:
     sent: {name of a status file: its last uploaded content}.
     next_at: {name of a regular task: value of time.monotonic() at which the task is due again}.
     leaving: True if the machine is shutting down.
-    grace_s: the agent must end this many seconds before the machine.
+    grace_s: the number of seconds between the agent's deadline and the machine's deadline.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MachineStore,
-        start: Callable[[int, float], subprocess.Popen[bytes]],
-        notice: Callable[[], dict[str, str] | None],
-        owner: int,
-        ends: float,
-        data: Fetcher,
-    ) -> None:
-        self.store, self.start, self.notice = store, start, notice
-        self.owner, self.ends, self.data = owner, ends, data
-        self.inbox = Inbox(data.mailbox, store.get)
-        # nothing is there to upload until the rank decides the folder
-        self.outbox = Outbox(data.mailbox / "node", owner=owner, put=store.put)
-        self.grace_s = min(_GRACE_S, (ends - time.monotonic()) / 5)
-        self.sent: dict[str, Any] = {}
-        self.next_at: dict[str, float] = {}
-        self.last_message = ""
-        self.leaving = False
+    store: MachineStore
+    start: Callable[[int, float], subprocess.Popen[bytes]]
+    notice: Callable[[], dict[str, str] | None]
+    owner: int
+    ends: float
+    data: Fetcher
+    sent: dict[str, Any] = field(default_factory=dict)
+    next_at: dict[str, float] = field(default_factory=dict)
+    last_message: str = ""
+    leaving: bool = False
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.data.mailbox, self.store.get)
+        # this folder stays empty; `serve` replaces it when the rank is known
+        self.outbox = Outbox(self.data.mailbox / "node", owner=self.owner, put=self.store.put)
+        self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
-        """Note that the machine is shutting down (handler of SIGTERM and SIGINT)."""
+        """Set `leaving`. This method handles SIGTERM and SIGINT."""
         self.leaving = True
 
     def serve(self) -> str:
         """Run the agent and transfer files, until the agent has ended or the deadline is near.
 
-        Returns the reason why the machine could not do its work, or "". Raises OSError if the agent
+        Returns "", or the reason why the machine could not do its work. Raises OSError if the agent
         cannot be started.
         """
         rank = None
@@ -100,8 +98,7 @@ class Delivery:
                 self._watch()
                 time.sleep(1.0)
         if rank is None:
-            never = "the controller did not give this machine a rank before its deadline"
-            return "" if self.leaving else never
+            return "" if self.leaving else "the controller assigned no rank before the deadline"
         folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
         os.chown(folder, self.owner, -1)
@@ -125,7 +122,7 @@ class Delivery:
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any]) -> None:
-        """Upload `body` as the JSON file `name`, unless it equals the last upload of this file.
+        """Upload `body` as the JSON file `name`, unless the last upload of `name` had this content.
 
         Errors are printed, not raised.
         """
@@ -146,7 +143,7 @@ class Delivery:
         return True
 
     def _round(self) -> None:
-        """Upload files, download files and data, and look for notices."""
+        """Upload files, download files, start requested data downloads, and check for notices."""
         try:
             self.outbox.carry()  # first, because a record matters more than a new plan
             if self._is_due("inbox", _INBOX_EVERY_S):
@@ -160,14 +157,14 @@ class Delivery:
         self._watch()
 
     def _watch(self) -> None:
-        """Upload a new interruption notice of EC2, and then all changed files."""
+        """If EC2 gives a new interruption notice, upload the notice and then all changed files."""
         if not self._is_due("notice", _NOTICE_EVERY_S):
             return
         with suppress(OSError):
             notice = self.notice()
             if notice and notice != self.sent.get("notice.json"):
                 self._publish("notice.json", notice)
-                # the machine may end soon
+                # EC2 may stop the machine within two minutes
                 self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
 
     def _flush(self, waiting: Callable[[], object], until: float) -> None:
@@ -187,7 +184,7 @@ class Delivery:
             pause_s = min(2 * pause_s, 10.0)
 
     def _over(self, *, before_s: float) -> bool:
-        """Return True if the machine is shutting down, or has at most `before_s` seconds left."""
+        """Return True if the machine shuts down, or has at most `before_s` seconds left."""
         return self.leaving or time.monotonic() >= self.ends - before_s
 
     def _complain(self, message: str) -> None:
@@ -200,8 +197,8 @@ class Delivery:
 def serve(given: argparse.Namespace) -> None:
     """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
-    If the machine could not do its work, the reason is uploaded as `failed.json`. Raises OSError if
-    the metadata service does not return the machine's id.
+    If the machine could not do its work, the file `failed.json` with the reason is uploaded. Raises
+    OSError if the metadata service does not return the machine's id.
     """
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
@@ -218,7 +215,7 @@ def serve(given: argparse.Namespace) -> None:
         reason = f"the courier failed: {error!r}"[:500]
     if reason:
         print(f"srift: {reason}", flush=True)
-        store.client = data.client  # has longer timeouts, and nothing else is waiting now
+        store.client = data.client  # this client has longer timeouts and more attempts
         store.put("failed.json", json.dumps({"reason": reason}).encode())
 
 
@@ -227,9 +224,12 @@ def deliver(
 ) -> str:
     """Block the agent's user from the machine's credentials, then run `Delivery.serve`.
 
-    Returns the reason why the machine could not do its work, or "". `ends` is the deadline on the
-    clock time.monotonic(). Raises KeyError if the user does not exist, and OSError if the user is
-    root, the metadata service fails or the agent cannot be started.
+    `ends` is the machine's deadline, as a value of time.monotonic(). Returns "", or the reason why
+    the machine could not do its work.
+
+    Raises:
+        KeyError: the user does not exist.
+        OSError: the user is root, the metadata service fails, or the agent cannot be started.
     """
     user, address = account(given.user), metadata.require("local-ipv4")
     reason = fence(user, metadata.base, given.python)
@@ -290,8 +290,8 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
     finally:
-        # A host that emulates EC2 has its own `shutdown` on PATH. If `shutdown` fails, the
-        # bootstrap script or a timer that was set at boot powers the machine off.
+        # The command is found on PATH, because a host that emulates EC2 has its own `shutdown`. If
+        # `shutdown` fails, the bootstrap script or a timer set at boot powers the machine off.
         subprocess.run(("shutdown", "-h", "now"), stdin=subprocess.DEVNULL)
 
 

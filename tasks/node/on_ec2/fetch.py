@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,21 @@ from ..data import FAILED, FETCHING, KEPT_FREE_BYTES, READY, S3, failure_of, fil
 from ..record import write_file
 
 
+@dataclass
 class Fetcher:
     """Downloads data into the folder `data` of `mailbox`, one S3 address at a time.
 
+    client: a boto3 client for S3.
     states: {digest of a workload's data: dictionary}. The dictionary has the key `state` (FETCHING,
         READY or FAILED) and, after a failure, the key `reason`.
-    client: a boto3 client for S3.
     """
 
-    def __init__(self, mailbox: Path, client: Any) -> None:
-        self.mailbox, self.client = mailbox, client
-        self.states: dict[str, dict[str, str]] = {}
+    mailbox: Path
+    client: Any
+    states: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads the data that earlier calls have not requested.
+        """Start a thread that downloads the data. Skip data that an earlier call has requested.
 
         addresses: {digest of a workload's data: S3 address}.
         """
@@ -40,12 +42,12 @@ class Fetcher:
             threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
-        """Download the data of each address, one after another. Store each outcome in `states`."""
+        """Download the data of one address after another, and store the outcomes in `states`."""
         for digest, address in addresses.items():
             try:
                 self._fetch(digest, address)
                 self.states[digest] = {"state": READY}
-            except Exception as error:  # runs and the controller wait for some outcome
+            except Exception as error:  # the controller waits for some outcome
                 reason = (
                     f"the data of {address} could not be downloaded: {error}"
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
@@ -57,8 +59,9 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address` into the folder of `digest`.
 
-        The folder appears only when it is complete. Raises ValueError if there are no objects, if a
-        key cannot be a file name, or if the disk is too small. Also raises the errors of boto3.
+        The folder appears only when all objects are complete. Raises ValueError if there are no
+        objects, if a key cannot be a file name, or if the disk is too small. Also raises the errors
+        of boto3.
         """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

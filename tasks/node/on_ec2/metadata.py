@@ -1,8 +1,8 @@
 """Read the machine's identity and interruption notices from EC2's metadata service (IMDSv2).
 
-The file needs only Python 3.10 and its standard library, because user-data (the script that EC2
-runs at boot) contains a copy. The environment variable AWS_EC2_METADATA_SERVICE_ENDPOINT changes
-the service's address, for example for an emulated EC2.
+This file needs only Python 3.10 and its standard library, because user-data (the script that EC2
+runs at boot) contains a copy of this file. The environment variable
+AWS_EC2_METADATA_SERVICE_ENDPOINT changes the service's address, for example for an emulated EC2.
 """
 
 import http.client
@@ -29,8 +29,8 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has one header, "X-aws-ec2-metadata-token<header>", with the content `value`.
-        Raises OSError (for example HTTPError) or HTTPException.
+        The request has one header, "X-aws-ec2-metadata-token" followed by `header`, with the
+        content `value`. Raises OSError (for example HTTPError) or HTTPException.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)
@@ -52,7 +52,7 @@ class Metadata:
                 return self.ask("GET", f"meta-data/{path}", "", token)
             except (OSError, http.client.HTTPException) as error:
                 if token and getattr(error, "code", None) == 404:
-                    return None  # a 404 of the token request does not say that the path is missing
+                    return None  # with a token, a 404 means that the path does not exist
                 problem = error
         raise MetadataError(f"the metadata service at {self.base} did not return {path}: {problem}")
 
@@ -66,8 +66,8 @@ class Metadata:
     def notice(self) -> dict[str, str] | None:
         """Return EC2's interruption notice for this spot machine; None if there is none.
 
-        The time of the interruption is at the key `at`. Raises MetadataError if the service does
-        not respond.
+        The key `at` has the time of the interruption in ISO 8601. Raises MetadataError if the
+        service does not respond.
         """
         action = self.get("spot/instance-action", attempts=2)
         if action is None:

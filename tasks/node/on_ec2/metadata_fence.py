@@ -1,8 +1,8 @@
 """Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
 The service gives the machine's credentials to every process that requests them. A routing rule and
-a packet filter each block the user id. To verify the block, a process of the user tries to connect,
-and must fail.
+a packet filter both block the user's connections. To verify the block, a process of the user tries
+to connect, and must fail.
 """
 
 import os
@@ -17,7 +17,7 @@ from ..processes import die_with_parent, gain_nothing
 _RULES = (
     "ip rule add pref 10 to {host}/32 uidrange {uid}-{uid} prohibit",
     "iptables -w -I OUTPUT -d {host} -m owner --uid-owner {uid} -j REJECT",
-    # The service may also answer over IPv6, which Srift's launches disable.
+    # The service can also listen on an IPv6 address, although Srift launches disable IPv6 access.
     "ip -6 rule add pref 10 to fd00:ec2::254/128 uidrange {uid}-{uid} prohibit",
 )
 _CONNECTED, _REFUSED = 40, 41
@@ -49,8 +49,9 @@ def start_as(
 ) -> subprocess.Popen[bytes]:
     """Start `command` as `user`, and return the new process.
 
-    The new process ends with this process. The new process has no supplementary groups, and cannot
-    gain privileges through set-uid programs. `options` are keyword arguments of Popen.
+    The kernel kills the new process when this process ends. The new process has no supplementary
+    groups, and cannot gain privileges through set-uid programs. `options` are keyword arguments of
+    Popen.
     """
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         command,
@@ -65,19 +66,19 @@ def start_as(
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at the URL `base`. Return "", or why the block failed.
 
-    If the block failed, the user's code must not run. To verify the block, `user` tries to connect
-    with the interpreter `python`.
+    If the block failed, the caller must not run the user's code. `python` is the interpreter with
+    which `user` tries to connect, to verify the block.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80
-    # A single rule suffices, but a rule may disappear. For example, systemd-networkd deletes the
-    # routing rules of other programs when it restarts.
+    # One rule is enough to block the user, but a rule may disappear later. For example,
+    # systemd-networkd deletes the routing rules of other programs when it restarts.
     problems = [_apply(rule.format(host=host, uid=user.pw_uid).split()) for rule in _RULES]
     problem = _prove(user, python, host, port)
     if not problem:
         return ""
     outcomes = "; ".join(filter(None, [*problems, problem]))
-    return f"user code could reach the metadata service, so none was run ({outcomes})"
+    return f"user code was not run, because it could reach the metadata service ({outcomes})"
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
@@ -96,7 +97,7 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
     try:
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
     except OSError as error:
-        return f"root cannot reach it either ({error}), so the block cannot be verified"
+        return f"root cannot reach the service either ({error}), so the block cannot be verified"
     return ""
 
 

@@ -1,9 +1,11 @@
 """Read and write this machine's folders in S3 through boto3.
 
-AWS's Deep Learning AMIs have boto3. On other images, deployments/node-bootstrap.sh installs boto3.
-botocore gets the credentials of the machine's IAM role from the metadata service.
+AWS's Deep Learning AMIs (machine images) include boto3. On other images,
+deployments/node-bootstrap.sh installs boto3. botocore gets the credentials of the machine's IAM
+role from the metadata service.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import boto3
@@ -30,14 +32,18 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
     return boto3.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
 
 
+@dataclass
 class MachineStore:
-    """The folders `in/` and `out/` of this machine in the bucket, below the prefix `root`.
+    """The folders `in/` and `out/` of this machine in the S3 bucket, below the prefix `root`.
+
+    client: a boto3 client for S3.
 
     Methods raise an error in FAULTS if a request fails.
     """
 
-    def __init__(self, client: Any, bucket: str, root: str) -> None:
-        self.client, self.bucket, self.root = client, bucket, root
+    client: Any
+    bucket: str
+    root: str
 
     def get(self, name: str) -> bytes:
         """Return the content of the S3 object `in/<name>` of this machine."""

@@ -1,9 +1,9 @@
 """Transfer files between a rented machine's disk and S3.
 
 The inbox downloads the files that the controller (the process that launched the machine) lists in
-its manifest. The outbox uploads the files in this node's folder, measurement records first. The
-folder belongs to the user whose code is measured, while this process is root. Therefore the outbox
-follows no links, waits for no pipes, and reads only regular files of the user.
+its manifest. The outbox uploads the files in this node's folder, measurement records first. User
+code can write to this folder, but this process is root. Therefore the outbox follows no links,
+waits for no pipes, and reads only regular files of the user.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..record import write_file
@@ -30,55 +30,57 @@ _INCOMING = re.compile(
 _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 
 
+@dataclass
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    get: returns the content of the S3 object `name`, or raises an error in s3.FAULTS.
+    get: `get(name)` returns the content of the S3 object `name`, or raises an error in s3.FAULTS.
+    placed: {name of a downloaded file: SHA-256 digest of its content}.
     """
 
-    def __init__(self, directory: Path, get: Callable[[str], bytes]) -> None:
-        self._directory, self._get = directory, get
-        self._placed: dict[str, str] = {}
+    directory: Path
+    get: Callable[[str], bytes]
+    placed: dict[str, str] = field(default_factory=dict)
 
     def rank(self) -> int:
         """Return this machine's rank in the cluster, as the controller has assigned it.
 
         Raises an error in s3.FAULTS if no rank is assigned yet, or if S3 does not respond.
         """
-        return int(json.loads(self._get("node.json"))["node"])
+        return int(json.loads(self.get("node.json"))["node"])
 
     def fetch(self) -> None:
         """Download new and changed files of the manifest, workloads first and `done.json` last.
 
-        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest has an invalid
-        name.
+        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest lists an invalid
+        file name.
         """
-        files = dict(json.loads(self._get("manifest.json"))["files"])
+        files = dict(json.loads(self.get("manifest.json"))["files"])
         for name in files:
             if _INCOMING.fullmatch(name) is None:
                 raise OSError(f"manifest.json lists {name!r}, which is not a file of a mailbox")
-        new = [name for name in files if self._placed.get(name) != files[name]]
+        new = [name for name in files if self.placed.get(name) != files[name]]
         for name in sorted(new, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
-            content = self._get(name)
+            content = self.get(name)
             if hashlib.sha256(content).hexdigest() != files[name]:
-                break  # it is newer than the manifest, so the rest waits for the next manifest
-            write_file(self._directory / name, content)
-            self._placed[name] = files[name]
+                break  # the file is newer than the manifest: wait for the next manifest
+            write_file(self.directory / name, content)
+            self.placed[name] = files[name]
 
 
 _OUTGOING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]{0,200}")
 _RECORDS = "records/"
-# Limits of one machine's uploads, at most 1 GiB: the number of records, the same number of other
-# files, and the bytes of a file. Of a longer log, only the end is uploaded.
+# Limits of one machine's uploads: 1000 records, 1000 other files, and 512 KiB per file. The limits
+# allow 1 GiB in total. Of a longer log, only the last 512 KiB are uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between uploads of a changing file. A node without a heartbeat for 30 s counts as
-# silent.
+# Minimum seconds between two uploads of a file that changes. The heartbeat must be uploaded much
+# more often than every 30 s, because the controller then declares a node silent.
 CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
 _RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
-# heartbeats therefore share this budget. Files above the budget wait, and records go first. The
-# spending caps include the budget (tasks/providers/ec2/prices.py).
+# heartbeats therefore share a budget, whose price tasks/providers/ec2/prices.py adds to each
+# launch. If the budget is spent, files wait. Records are uploaded first.
 UPLOADS_AT_ONCE = 150.0
 UPLOADS_PER_HOUR = 1800.0
 _HEARTBEAT = "heartbeat.json"
@@ -97,29 +99,34 @@ class UploadState:
     due_at: float = -math.inf
 
 
+@dataclass
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
     owner: a user id. Files of other users are not uploaded.
     put: `put(name, content)` uploads a file, or raises an error in s3.FAULTS.
+    budget: the number of uploads that may start now.
+    budget_at: the value of time.monotonic() at which `budget` was computed.
     """
 
-    def __init__(self, folder: Path, *, owner: int, put: Callable[[str, bytes], None]) -> None:
-        self.folder, self._owner, self._put = folder, owner, put
-        self._states: dict[str, UploadState] = {}
-        self._budget, self._budget_at = UPLOADS_AT_ONCE, time.monotonic()
+    folder: Path
+    owner: int
+    put: Callable[[str, bytes], None]
+    states: dict[str, UploadState] = field(default_factory=dict)
+    budget: float = UPLOADS_AT_ONCE
+    budget_at: float = field(default_factory=lambda: time.monotonic())
 
     def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
         """Upload each new or changed file once.
 
         until: the value of time.monotonic() at which to stop.
-        due_only: True to skip files whose last upload or failure was only seconds ago.
+        due_only: True to skip files that were uploaded, or failed to upload, a few seconds ago.
 
         Raises the first error in s3.FAULTS after all files have been tried.
         """
         first_error = None  # raised at the end, so that a bad file does not delay the heartbeat
         for name in self.waiting():
-            now, state = time.monotonic(), self._states[name]
+            now, state = time.monotonic(), self.states[name]
             if now >= until:
                 break
             if (due_only and now < state.due_at) or not self._may_upload(name):
@@ -137,14 +144,14 @@ class Outbox:
 
         A record is uploaded only once, so a changed record is left out.
         """
-        # separate limits for records and other files, so that other files cannot block records
-        count, found = Counter(map(_is_record, self._states)), []
+        # records and other files have separate limits, so that other files cannot block records
+        count, found = Counter(map(_is_record, self.states)), []
         for name, mark in self._marks():
             is_record = _is_record(name)
-            if name not in self._states and count[is_record] < _MOST_FILES:
+            if name not in self.states and count[is_record] < _MOST_FILES:
                 count[is_record] += 1
-                self._states[name] = UploadState()
-            state = self._states.get(name)
+                self.states[name] = UploadState()
+            state = self.states.get(name)
             if state and state.mark != mark and not (is_record and state.mark):
                 found.append(name)
         return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
@@ -162,25 +169,25 @@ class Outbox:
         if name == _HEARTBEAT:
             return True
         now = time.monotonic()
-        earned = (now - self._budget_at) * UPLOADS_PER_HOUR / 3600.0
-        self._budget, self._budget_at = min(UPLOADS_AT_ONCE, self._budget + earned), now
-        allowed = self._budget >= 1.0
-        self._budget -= allowed
+        earned = (now - self.budget_at) * UPLOADS_PER_HOUR / 3600.0
+        self.budget, self.budget_at = min(UPLOADS_AT_ONCE, self.budget + earned), now
+        allowed = self.budget >= 1.0
+        self.budget -= allowed
         return allowed
 
     def _upload(self, name: str) -> None:
         """Upload a file. If the file is too large, upload the reason in `refused.json` instead."""
         read = self._read(name)
-        if read is None:  # it is gone, or it is no longer a regular file of the owner
+        if read is None:  # the file is gone, or is no longer a regular file of the owner
             return
         content, mark = read
         if len(content) > _LARGEST_BYTES:
             why = f"{name}: a machine uploads files of at most {_LARGEST_BYTES >> 10} KiB"
-            self._put("refused.json", json.dumps({"reason": why}).encode())
+            self.put("refused.json", json.dumps({"reason": why}).encode())
         else:
-            self._put(name, content)
+            self.put(name, content)
         pause_s = LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S
-        self._states[name] = UploadState(mark, time.monotonic() + pause_s)
+        self.states[name] = UploadState(mark, time.monotonic() + pause_s)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Yield (name, mark) for each regular file of the user `owner` that has an allowed name."""
@@ -193,7 +200,7 @@ class Outbox:
                             yield within + file, _mark(status)
 
     def _may_read(self, status: os.stat_result) -> bool:
-        return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
+        return stat.S_ISREG(status.st_mode) and status.st_uid == self.owner
 
     def _read(self, name: str) -> tuple[bytes, Mark] | None:
         """Return (content, mark) of a file; None if it is not a regular file of the user `owner`.
