@@ -4,7 +4,8 @@ ddp     each device holds the whole model; gradients are averaged in buckets dur
         pass
 fsdp    weights, gradients and optimizer states are sharded; weights are gathered block by block
 zero2   fsdp, but gathered weights stay on the device from the forward to the backward pass
-zero1   ddp, but each rank's optimizer updates a share of the weights and sends it to all ranks
+zero1   ddp, but each rank's optimizer updates a share of the weights and sends this share to all
+        ranks
 ddp-fp16, ddp-powersgd, ddp-mstopk
         ddp with compressed gradients (compression.py)
 ps-1, ps-2, ps-4
@@ -118,15 +119,17 @@ def _hook(
     optimizer.register_step_pre_hook(changes.remember)
     combine = optimizer.register_step_post_hook(changes.combine)
     hooks: Any = optimizer._optimizer_step_post_hooks
-    hooks.move_to_end(combine.id, last=False)  # the user's may average the weights over steps
+    # run first, because a step hook of the user may average the weights over steps
+    hooks.move_to_end(combine.id, last=False)
     return changes, leave_gradients
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by a step that divides the update among ranks (strategy zero1).
 
-    One rank updates each whole parameter, so the weights equal those of DDP bit for bit. Raises
-    TypeError if the optimizer's class cannot be constructed from its parameter groups and defaults.
+    One rank updates each parameter as a whole, so the weights equal DDP's weights bit for bit.
+    Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and
+    defaults.
     """
     kind = type(optimizer)
     known = signature(kind).parameters
@@ -140,7 +143,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
         **{name: value for name, value in optimizer.defaults.items() if name in known},
     )
     for held in shared.optim.param_groups:
-        for weight in held["params"]:  # states that exist before the first step, such as Adagrad's
+        for weight in held["params"]:  # Adagrad, for example, has states before the first step
             if weight in optimizer.state:
                 shared.optim.state[weight] = optimizer.state[weight]
     optimizer.state = shared.optim.state
@@ -148,7 +151,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
     shared._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
     optimizer.step = shared.step  # type: ignore[method-assign]
-    # raises an error until `consolidate_state_dict` has gathered the states
+    # this `state_dict` raises an error until `consolidate_state_dict` has gathered the states
     optimizer.state_dict = shared.state_dict  # type: ignore[method-assign]
 
 
@@ -159,7 +162,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
-    # torch computes a norm over shards lazily: `DTensor.item` would return only this rank's part
+    # torch does not sum a norm over ranks at once, so `DTensor.item` would return this rank's part.
     for name in ("item", "__float__", "__int__", "__bool__"):
         setattr(DTensor, name, partialmethod(_of_whole, getattr(Tensor, name)))
     for module in [*blocks(model), model]:

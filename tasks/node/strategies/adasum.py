@@ -4,8 +4,8 @@
 
     Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b      for each parameter
 
-Adasum adds orthogonal vectors and averages parallel vectors. If one vector is zero, the result is
-the other vector. Dot products are summed in float64.
+`a.b` is a dot product, which is computed in float64. Adasum adds orthogonal vectors and averages
+parallel vectors. If one vector is zero, the result is the other vector.
 
 adasum        combines gradients in a hook of DistributedDataParallel, before the optimizer's step
 adasum-delta  each rank takes its optimizer's step; then the weight changes are combined
@@ -54,7 +54,7 @@ def combine_gradients(
             f"strategy {GRADIENTS} cannot use sparse gradients. Create embeddings with sparse=False"
         )
     # DDP never divides a parameter among buckets, so each dot product covers a whole parameter.
-    # Waiting for the messages here makes all ranks exchange buckets in the same order.
+    # This hook blocks until the messages are exchanged, so all ranks use the same order of buckets.
     wide = _at_least_float32(values)
     combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
     return completed(values if wide is values else values.copy_(wide))
@@ -67,8 +67,8 @@ class Changes:
     weights: the trained weights.
     before: the values of `weights` before the optimizer's step, in one flat tensor; None outside a
         step.
-    is_due: True if the next optimizer step must be combined. DDP's hook sets this field, but is not
-        called inside `no_sync`.
+    is_due: True if the next optimizer step must be combined. DDP's hook sets this field. DDP does
+        not call the hook inside `no_sync`.
     """
 
     group: dist.ProcessGroup
@@ -142,28 +142,30 @@ def combine(
     product, squares = dots[:, :1], dots[:, 1:]
     factors = torch.where(squares == 0, 1.0, 1 - product / (2 * squares))
     factors = factors if is_first else factors.flip(1)
-    for (factor, other), mine, yours in zip(factors, *_split(own, theirs, sizes), strict=True):
+    for (factor, other), mine, yours in zip(
+        factors, torch.split(own, sizes), torch.split(theirs, sizes), strict=True
+    ):
         mine.mul_(factor).add_(yours * other)
     combine(own, sizes, group, 2 * distance)
     exchange([(own, peer)], [(given, peer)], group)
 
 
-def _dots(first: Tensor, second: Tensor, sizes: Sequence[int]) -> Tensor:
+def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:
     """Return the dot products (first.second, first.first, second.second) of each parameter.
 
     The result is a float64 tensor of shape (parameters, 3). `sizes` has the number of elements of
     each parameter.
     """
     found = torch.zeros(len(sizes), 3, dtype=torch.float64, device=first.device)
-    for row, mine, theirs in zip(found, *_split(first, second, sizes), strict=True):
-        for block, other in zip(*_split(mine, theirs, _BLOCK), strict=True):
+    for row, mine, theirs in zip(
+        found, torch.split(first, sizes), torch.split(second, sizes), strict=True
+    ):
+        for block, other in zip(
+            torch.split(mine, _BLOCK), torch.split(theirs, _BLOCK), strict=True
+        ):
             a, b = block.double(), other.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
-
-
-def _split(first: Tensor, second: Tensor, sizes: Any) -> list[Any]:
-    return [torch.split(first, sizes), torch.split(second, sizes)]
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

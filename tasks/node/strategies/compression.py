@@ -15,7 +15,7 @@ ddp-mstopk    only the largest entries are sent between machines, with error fee
 
 ddp-powersgd and ddp-mstopk do not compress the first steps, because DistributedDataParallel
 rebuilds its buckets after the first step. ddp-mstopk picks infinities and NaN before all other
-entries, so that every rank receives them as in ddp.
+entries, so that every rank receives these entries, as in ddp.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -36,8 +36,8 @@ from .mstopk import largest
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
 DENSITY = 0.01  # fraction of the entries that is sent, as in Shi et al. (2021)
-POWERSGD_RANK = 4  # loses no accuracy on the tasks of Vogels et al. (2019), who try 1, 2 and 4
-DENSE_STEPS = 2  # the minimum of torch's PowerSGD, and the default number of warm-up steps
+POWERSGD_RANK = 4  # with rank 4, the tasks of Vogels et al. (2019) lose no accuracy
+DENSE_STEPS = 2  # number of uncompressed first steps; the minimum of torch's PowerSGD
 
 
 def powersgd_hook(
@@ -46,7 +46,8 @@ def powersgd_hook(
 ) -> Future[Tensor]:
     """Run torch's PowerSGD hook, and block until its messages are exchanged.
 
-    If several buckets were exchanged at the same time, gloo's two threads could deadlock.
+    Without the wait, several buckets would be exchanged at once, and gloo's two threads could
+    deadlock.
     """
     exchanged = powerSGD_hook(state, bucket)
     exchanged.wait()
@@ -89,7 +90,7 @@ class SparseExchange:
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
         own = self.residuals[index]
-        for theirs in received:  # in place, because a bucket may be a large embedding table
+        for theirs in received:  # in place, to save memory for large embedding tables
             own += theirs
         count = ceil(self.density * share)
         picked = largest(own, count)

@@ -1,14 +1,14 @@
 """Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
 
-P ranks form a grid of `rows` x `columns` x `depth`. The ranks of a row hold different features of
-the same samples. The ranks of a column hold blocks of a weight with the same outputs, but different
-inputs. The ranks along the depth hold copies of the same block of a weight.
+P ranks form a grid of `rows` x `columns` x `depth`. The weights of a layer are divided into blocks.
+
+- The ranks of a row hold different features of the same samples.
+- The ranks of a column hold blocks with the same outputs of the layer, but different inputs.
+- The ranks along the depth hold copies of the same block.
 
 Autograd differentiates the exchanges. The gradient of an all-gather is a reduce-scatter. The
 gradient of an all-to-all is the inverse all-to-all.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
@@ -58,7 +58,7 @@ class Grid:
     features: Peers
 
     @classmethod
-    def of(cls, name: str, group: dist.ProcessGroup) -> Grid:
+    def of(cls, name: str, group: dist.ProcessGroup) -> "Grid":
         """Return this rank's peers for strategy `name` in `group`."""
         world = dist.get_world_size(group)
         rows, columns, depth = shape_of(name, world) or (1, 1, world)
@@ -112,7 +112,7 @@ class Grid:
         The result has shape (..., out / q).
         """
         gather_weight = partial(self.gathered, weight, 1, self.column)
-        # The gathered weight is needed again only for the gradient of `x`.
+        # Without a gradient of `x`, the backward pass does not need the gathered weight.
         gathered = None if x.requires_grad else gather_weight()
 
         def product() -> Tensor:

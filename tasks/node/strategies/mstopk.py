@@ -2,9 +2,9 @@
 
 [Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
 
-Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration costs a
-comparison and a count. The result has all entries above the upper threshold, which are at most k.
-Entries between the thresholds are added at equal intervals, until the result has k entries.
+Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration only counts
+the entries above a threshold. At most k entries are above the upper threshold, and the result has
+all of them. Entries between the thresholds fill the result up to k entries, at equal intervals.
 """
 
 from math import isfinite
@@ -12,8 +12,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-PASSES = 30  # maximum number of iterations; the bracket then has 1e-9 of its first width
-_NARROW = 0.2  # below this fraction of candidates, later iterations look only at the candidates
+PASSES = 30  # maximum number of iterations, which reduce the bracket to 1e-9 of its first width
+_NARROW = 0.2  # if a smaller fraction is above the lower threshold, iterations skip other entries
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -51,10 +51,11 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return `count` ascending positions: first where `first` is True, then where `then` is True.
+    """Return `count` positions in ascending order.
 
-    Both arguments are boolean masks of the same length. The positions of `then` are picked at equal
-    intervals.
+    first: a boolean mask. Its True positions are picked first.
+    then: a boolean mask. If `first` has too few True positions, positions of `then` are added at
+        equal intervals.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

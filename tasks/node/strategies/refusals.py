@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inspect import Parameter, signature
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from ..precision import SCALED
 from ..record import Item
@@ -22,17 +22,14 @@ from .tensor import divisible_runs
 DDP, ZERO1, FSDP, ZERO2 = "ddp", "zero1", "fsdp", "zero2"
 STRATEGIES = sorted((DDP, ZERO1, FSDP, ZERO2, *COMPRESSED, *SERVED, TABLES, *ADASUM, *TENSOR))
 SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded across ranks
-# strategies that send weights or activations too, and communicate even inside `no_sync`
+# strategies that send more than gradients, and therefore communicate even inside `no_sync`
 ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
-# strategies whose step equals a step of ddp up to rounding
+# strategies whose steps equal ddp's steps up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
-_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # arguments without a name of their own
+_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # the kinds of *args and **kwargs
 # torch's optimizers that update each entry of a weight independently of the other entries
-_BY_ENTRY = (
-    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
-    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam),
-    *(torch.optim.RAdam, torch.optim.Rprop, torch.optim.ASGD),
-)
+_BY_ENTRY = (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop, optim.Adadelta,
+             optim.Adamax, optim.NAdam, optim.RAdam, optim.Rprop, optim.ASGD)  # fmt: skip
 
 
 def refuse(item: Item, device: torch.device) -> None:
@@ -43,33 +40,35 @@ def refuse(item: Item, device: torch.device) -> None:
     if not fits(name, item.used):
         layout = "+".join(map(str, item.used))
         raise ValueError(
-            f"strategy {name} does not support machines with {layout} devices; use {DDP}"
+            f"strategy {name}: machines with {layout} devices are not supported; use ddp"
         )
     if switches and name in (*TENSOR, TABLES):
         raise ValueError(
-            f"strategy {name} does not support the switches {item.switches}; use {DDP}"
+            f"strategy {name}: the switches {item.switches} are not supported; use ddp"
         )
     if OFFLOAD in switches and name not in SHARDED:
         raise ValueError(
-            f"switch {OFFLOAD} does not work with strategy {name}; use strategy {FSDP} or {ZERO2}"
+            f"strategy {name}: switch offload is not supported; use strategy fsdp or zero2"
         )
     if OFFLOAD in switches and device.type == "cpu":
         raise ValueError(
-            f"switch {OFFLOAD} has no effect on a CPU, where all states are already in host memory"
+            "switch offload has no effect on a CPU, where all states are already in host memory"
         )
     if item.precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(
-            f"strategy {name} does not support {SCALED}, which scales gradients; use bf16"
+            f"strategy {name}: fp16 is not supported, because it scales gradients; use bf16"
         )
     if name in (*TENSOR, DELTAS) and len(set(item.batches)) > 1:
         raise ValueError(
-            f"strategy {name} needs the same batch size on all devices, not {item.batches};"
-            f" use {DDP}"
+            f"strategy {name}: the batch sizes {item.batches} of the devices differ; use ddp"
         )
 
 
 def fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if the strategy can use machines with these numbers of devices."""
+    """Return True if strategy `name` can use a cluster.
+
+    `machines` lists the number of devices of each machine.
+    """
     ranks = sum(machines)
     if name in TENSOR:
         return shape_of(name, ranks) is not None
@@ -94,15 +93,17 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 continue
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise ValueError(
-                    f"strategy {name}: the hook on the gradient of {path} would be lost; use {DDP}"
+                    f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
                 )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
         if not runs:
-            raise ValueError(f"strategy {name}: this model has no layers to divide; use {DDP}")
+            raise ValueError(f"strategy {name}: this model has no layers to divide; use ddp")
         parts = {part for run in runs for layer in run.layers for part in layer.modules()}
-        whole = {  # in one row, a pair of layers takes and returns all features
+        # With one grid row, the first layer of a pair takes all features, and the second layer
+        # returns all features. These sizes need not be multiples of `columns`.
+        whole = {
             layer: {"in_features", "nx"} if opens else {"out_features", "nf"}
             for run in runs
             if rows == 1
@@ -113,60 +114,60 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             if part in parts and any(
                 getattr(part, size) % columns for size in sizes - whole.get(part, set())
             ):
-                wrong = f"the sizes of {path} ({part}) are not multiples of {columns}"
-                raise ValueError(f"strategy {name}: {wrong}; use {DDP}")
+                raise ValueError(
+                    f"strategy {name}: the sizes of {path} ({part}) are not multiples of {columns};"
+                    " use ddp"
+                )
     if name == TABLES:
         tables, uses = tables_of(model), uses_of(model)
         if not tables:
             raise ValueError(
-                f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use {DDP}"
+                f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use ddp"
             )
         for path, table in tables.items():
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
                     f"strategy {name}: the embedding table {path} shares its weight, or uses"
-                    f" sparse gradients, max_norm or scale_grad_by_freq; use {DDP}"
+                    " sparse gradients, max_norm or scale_grad_by_freq; use ddp"
                 )
 
 
-def refuse_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
+def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
     """Raise ValueError if the strategy does not support the optimizer or its step hooks."""
     kind = type(optimizer)
     step = vars(optimizer).get("step")
     if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(
-            f"strategy {name}: the optimizer's own step function would be replaced, or would see"
-            f" only some of the weights; use {DDP}"
+            f"strategy {name} does not support an optimizer with its own step function; use ddp"
         )
     if name == ZERO1:
         arguments = [*signature(kind).parameters.values()][1:]  # without the weights
         named = {each.name for each in arguments if each.kind not in _OPEN}
         if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
             raise ValueError(
-                f"strategy {name} copies {kind.__name__} from its `defaults`, which lack {lost};"
-                f" use {DDP}"
+                f"strategy {name}: {kind.__name__} cannot be copied, because its `defaults` lack"
+                f" {lost}; use ddp"
             )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: each rank has other tables, but the optimizer {kind.__name__} may"
-            f" compute across weights; use {DDP}, or an optimizer of torch"
+            f"strategy {name}: a rank lacks some tables, but {kind.__name__} may compute across"
+            " weights; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(
-            f"strategy {name}: each rank has only blocks of weights, and the optimizer"
-            f" {kind.__name__} may need whole weights; use {DDP}, or torch's {known}"
+            f"strategy {name}: a rank has only blocks of weights, but {kind.__name__} may need"
+            f" whole weights; use ddp, or torch's {known}"
         )
     if name in (*TENSOR, TABLES) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     ):
         raise ValueError(
             f"strategy {name}: a step hook of the optimizer, such as clipping, would see only some"
-            f" of the weights; use {DDP} or {FSDP}"
+            " of the weights; use ddp or fsdp"
         )
     if name == DELTAS and not getattr(kind.step, "hooked", False):
         raise ValueError(
-            f"strategy {name}: the optimizer {kind.__name__} does not call step hooks,"
-            f" unlike torch's optimizers; use {DDP}"
+            f"strategy {name}: the optimizer {kind.__name__} does not call step hooks; use ddp"
         )

@@ -14,16 +14,13 @@ Cut = Callable[[Tensor], Tensor]
 
 
 class Replaced(nn.Parameter):
-    """An old parameter, in whose place the model now has a shard or a block.
-
-    Any use raises RuntimeError.
-    """
+    """A parameter that a strategy has replaced by a part of it. Any use raises RuntimeError."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
         raise RuntimeError(
-            "the strategy replaced this parameter: code that holds parameters, such as a clip or an"
-            " average of weights, must call model.parameters() in each step; or use ddp"
+            "the strategy replaced this parameter. Call model.parameters() in each step instead of"
+            " keeping parameters, for example to clip gradients or average weights, or use ddp"
         )
 
 

@@ -7,10 +7,10 @@ Ranks push gradients and pull their mean, so every rank takes the same optimizer
 P machines with one device each, a server receives and sends (P - 1) / S of the gradient bytes. In a
 ring all-reduce, a rank receives and sends 2 (P - 1) / P of the gradient bytes.
 
-A push or a pull has one round per rank. Ranks are counted modulo the number of ranks. In round r of
-a push, rank i sends to server i + r, if there is such a server. In round r of a pull, server i
-sends to rank i + r. A server therefore exchanges with one peer at a time. Buckets are exchanged one
-after another.
+A push or a pull has one round per rank. In round r of a push, rank i sends to rank i + r, if that
+rank is a server. In round r of a pull, server i sends to rank i + r. The sums are modulo the number
+of ranks. A server therefore exchanges with one peer at a time. Buckets are exchanged one after
+another.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
@@ -44,7 +44,11 @@ def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass
 class Servers:
-    """The state of `average_by_servers` on a rank. `ranks` are the ranks of the servers."""
+    """The state of `average_by_servers` on a rank.
+
+    ranks: the ranks that are servers.
+    thread: exchanges buckets on a CPU, one after another.
+    """
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -89,7 +93,8 @@ def average_by_servers(
         except Exception as error:
             future.set_exception(error)  # type: ignore[arg-type]
 
-    if values.is_cuda:  # another thread's stream would not wait for the bucket
+    # Another thread would use another CUDA stream, which does not wait for the bucket.
+    if values.is_cuda:
         answer()
     else:
         servers.thread.submit(answer)

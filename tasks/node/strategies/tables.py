@@ -2,8 +2,8 @@
 
     tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank, its owner.
             Tables are placed in descending order of size, each on the rank with the fewest table
-            weights so far. Ranks send their indices to the owner, which returns rows, or sums of
-            rows [Naumov et al. 2019]
+            weights so far. Ranks send their indices to the owner. The owner returns rows, or for an
+            nn.EmbeddingBag sums of rows [Naumov et al. 2019]
 
 Gradients travel the opposite way, so a step equals that of ddp up to rounding. The bytes that a
 rank sends for a table grow with the rank's samples, not with the table.
@@ -32,11 +32,7 @@ Table = nn.Embedding | nn.EmbeddingBag
 
 
 def tables_of(model: nn.Module) -> dict[str, Table]:
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    }
+    return {path: module for path, module in model.named_modules() if isinstance(module, Table)}
 
 
 def distribute(
@@ -78,12 +74,12 @@ class Lookup(nn.Module):
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup, owner: int) -> None:
         super().__init__()
-        # The table is in a tuple, so that it is no submodule.
+        # In a tuple, nn.Module does not register the table as a submodule.
         self.path, self.group, self.table = path, group, (table,)
         self.rank, self.owner = dist.get_rank(group), owner
         self.shapes: list[torch.Size] = []  # shape of each rank's indices
-        # What ranks without the table send. It requires a gradient if the owner's rows do, so that
-        # the backward pass exchanges gradients on all ranks.
+        # Ranks without the table send this empty tensor. It requires a gradient if the table does,
+        # so that the backward pass exchanges gradients on all ranks.
         self.nothing = table.weight.new_empty(0, requires_grad=table.weight.requires_grad)
         if table.weight.requires_grad:  # gradients are averaged, as in DDP
             weight: Any = table.weight
@@ -106,7 +102,7 @@ class Lookup(nn.Module):
         sent = [indices if rank == self.owner else indices.new_empty(0) for rank in ranks]
         lookups = swap(sent, ranks, self.group, self.shapes if is_mine else [(0,)] * len(ranks))
         rows: Sequence[Tensor] = [self.nothing] * len(ranks)
-        if is_mine:  # all ranks' indices together, because each lookup makes a dense gradient
+        if is_mine:  # one lookup for all ranks, because each lookup makes a dense gradient
             rows = self.table[0](torch.cat(lookups)).split(list(map(len, lookups)))
         is_bag = isinstance(self.table[0], nn.EmbeddingBag)
         shape = (*(input.shape[:1] if is_bag else input.shape), self.table[0].embedding_dim)

@@ -6,8 +6,8 @@ features. After the layers, the inverse exchange returns all features of the ran
 rest of the model is data parallel, so a step equals that of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers, divided like torch's ColwiseParallel and RowwiseParallel
-                        [Shoeybi et al. 2019]. Samples are gathered before the first layer, and sums
-                        are scattered after the second layer
+                        [Shoeybi et al. 2019]. An all-gather precedes the first layer, and a
+                        reduce-scatter follows the second layer
 tensor-2d    [q, q, 1]  Y = X W by SUMMA [van de Geijn and Watts 1997; Xu et al. 2021]. A rank has
                         one of q x q blocks of X and of W. It gathers its row's blocks of X and its
                         column's blocks of W, with one message per peer. dX = dY W^T and dW = X^T dY
@@ -16,7 +16,7 @@ tensor-2.5d  [q, q, d]  d grids of tensor-2d, each with a copy of W and 1/d of t
                         copies' gradients are summed [Wang et al. 2021]. q is the largest number
                         with q q d = P and d >= 2
 
-A layer run is a sequence of layers that are divided together. There are three kinds:
+A layer run is a sequence of layers that are divided together. There are three kinds of runs:
 
 - the layers of an nn.TransformerEncoder
 - two or more linear layers of an nn.Sequential; only pointwise layers and LayerNorm may be between
@@ -45,33 +45,34 @@ from ..switches import uses_of
 from .grid import Grid, Peers
 from .replicas import Cut, broadcast_model, of_ranks, retarget
 
-_RUN = {
-    *(nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU),
-    *(nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softplus),
-}
-_ENCODER = {
-    *(nn.TransformerEncoderLayer, nn.MultiheadAttention, NonDynamicallyQuantizableLinear, *_RUN),
-}
+# classes of layers that may be in a run of an nn.Sequential, and in an nn.TransformerEncoderLayer
+_RUN = {nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU,
+        nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh, nn.Sigmoid,
+        nn.Softplus}  # fmt: skip
+_ENCODER = {*_RUN, nn.TransformerEncoderLayer, nn.MultiheadAttention,
+            NonDynamicallyQuantizableLinear}  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MIN_LINEAR = 2  # minimum in a run, because one layer would need as much exchange as two layers
+# Minimum number of linear layers in a run. One layer needs as much communication as two layers.
+_MIN_LINEAR = 2
 # Linear layers of feed-forward blocks in Hugging Face's transformers, by the name of the block's
-# class. The last layer takes the product or a pointwise function of the others' outputs. Other
-# classes may have layers of these names, but mix features between them.
-_BERT, _VIT = ("intermediate.dense", "output.dense"), ("fc1", "fc2")
-_LLAMA = ("gate_proj", "up_proj", "down_proj")
+# class. The last layer takes a pointwise function of the other layers' outputs, or their product.
+# Other classes may have layers with these names, but mix features between the layers.
 _FEED_FORWARD = {
     "GPT2MLP": ("c_fc", "c_proj"),
-    **dict.fromkeys(("BertLayer", "RobertaLayer"), _BERT),
-    **dict.fromkeys(("ViTMLP", "CLIPMLP", "PhiMLP"), _VIT),
-    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP"), _LLAMA),
+    **dict.fromkeys(("BertLayer", "RobertaLayer"), ("intermediate.dense", "output.dense")),
+    **dict.fromkeys(("ViTMLP", "CLIPMLP", "PhiMLP"), ("fc1", "fc2")),
+    **dict.fromkeys(
+        ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP"),
+        ("gate_proj", "up_proj", "down_proj"),
+    ),
 }
 
 
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    inlets: the number of linear layers that take the undivided input, such as two layers in a gated
-        feed-forward block.
+    inlets: the number of linear layers that take the input of the run. For example, two layers of a
+        gated feed-forward block take the same input.
     """
 
     layers: list[nn.Module]
@@ -164,7 +165,7 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Make each block's gradient that of the mean of all ranks' losses (a step pre-hook)."""
+        """Set the blocks' gradients to the gradients of all ranks' mean loss (a step pre-hook)."""
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
@@ -184,14 +185,13 @@ class _Linear(nn.Module):
     """This rank's block of a linear layer, on a grid of ranks (grid.py).
 
     On a grid with several rows, each rank has a block of the inputs and of the outputs. On a grid
-    with one row, the layer is the first or the second layer of a pair. A first layer gathers the
-    samples of all ranks, and returns a slice of the features. A second layer returns all features
+    with one row, the layer is the first or the second layer of a pair. The first layer gathers the
+    samples of all ranks, and returns some of their features. The second layer returns all features
     of this rank's samples.
 
     opens: True for the first layer of a pair.
     dim: the batch dimension of the inputs.
-    arrange: reorders a whole weight or bias, so that its first dimension, the outputs, can be
-        divided.
+    arrange: reorders a whole weight or bias before its first dimension, the outputs, is divided.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class _Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
         grid = self.grid
-        if torch.is_autocast_enabled(x.device.type):  # so that messages have 16-bit numbers too
+        if torch.is_autocast_enabled(x.device.type):  # send 16-bit numbers too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         found: Tensor
@@ -330,7 +330,7 @@ class _Sequence(nn.Sequential):
 def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers."""
     grid, opens = blocks.grid, run.opens
-    dim, is_divided = 0, not grid.is_flat  # True while features are divided
+    dim, is_divided = 0, not grid.is_flat  # is_divided: after `layer`, a rank has some features
     new: dict[nn.Module, nn.Module] = {}
     for layer in run.layers:
         if isinstance(layer, nn.TransformerEncoderLayer):
@@ -371,7 +371,14 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
     uses, runs = uses_of(model), list[LayerRun]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
-        return _is_plain(part, kinds) and all(uses[id(one)] == 1 for one in part.parameters())
+        """Return True for an unmodified layer of a class in `kinds` that shares no parameter.
+
+        A LayerNorm must normalise only the last dimension.
+        """
+        if type(part) not in kinds or _is_changed(part):
+            return False
+        is_last = not isinstance(part, nn.LayerNorm) or len(part.normalized_shape) == 1
+        return is_last and all(uses[id(weight)] == 1 for weight in part.parameters())
 
     def is_encoder_layer(module: nn.Module) -> bool:
         if not isinstance(module, nn.TransformerEncoderLayer):
@@ -417,23 +424,13 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
         yield from _leaves(child) if is_nested else [child]
 
 
-def _is_plain(module: nn.Module, kinds: set[type]) -> bool:
-    """Return True if `module` does nothing but what its class does, and the class is in `kinds`.
-
-    Subclasses, hooks and an instance attribute `forward` are not allowed. A LayerNorm must also
-    normalise only the last dimension.
-    """
-    if type(module) not in kinds or _is_changed(module):
-        return False
-    return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
-
-
 def _is_sequence(module: nn.Module) -> bool:
     """Return True if `module` only calls its children in order, as an nn.Sequential does."""
     return type(module).forward is nn.Sequential.forward and not _is_changed(module)
 
 
 def _is_changed(module: nn.Module) -> bool:
+    """Return True if `module` has hooks or its own attribute `forward`."""
     return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
