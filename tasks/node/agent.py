@@ -3,10 +3,10 @@
 The controller is the process that launched the machine. Agent and controller exchange files through
 a folder, the mailbox. The agent never imports torch.
 
-An attempt is one start of torchrun on all machines that take part; attempts are numbered from 1.
-When torchrun ends in attempt a, the agent writes `finished-<a>.json`, and waits for the next
-attempt. The agent ends, with all its descendant processes, when `done.json` appears, at its
-deadline, or on SIGTERM or SIGINT.
+An attempt is one start of torchrun on the machines of a plan. Attempts are numbered from 1. When
+attempt 1 ends, the agent writes `finished-1.json` and waits for a plan with a higher attempt
+number. The agent exits when `done.json` appears in the mailbox, at its deadline, or on SIGTERM or
+SIGINT. Before the exit, it kills all its descendant processes.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from .record import Plan, plan_from_json, write_json
 EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
-# For elastic runs: seconds between torchrun's heartbeats, the number of missed heartbeats after
-# which a torchrun counts as dead (torch's defaults: 5 s, 3 heartbeats), and the maximum number of
-# restarts. A host with a third of a core may be late, and a loss costs the other hosts a restart.
+# Settings of torchrun in elastic runs: seconds between heartbeats, the number of missed heartbeats
+# that declares a node dead, and the maximum number of restarts. torch's defaults are 5 s and 3
+# heartbeats. 5 heartbeats tolerate a host with a third of a core, which sends heartbeats late.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-# Number of last characters of a log that are sent to the controller, and that are searched for exit
-# codes.
+# Number of characters at the end of a log: the agent sends the first number of them to the
+# controller, and searches the second number for exit codes.
 _LOG_TAIL, _READ = 4000, 40_000
 # The only environment variables that a workload inherits from this process.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
@@ -121,11 +121,11 @@ class Agent:
             "SRIFT_NODE": str(self.node),
         }
         if plan.elastic is not None:
-            # If workers shared torchrun's store, the job would end when a node joins (torch 2.13).
+            # If workers share torchrun's store, torch 2.13 ends the job when a node joins.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             if len(set(devices.values())) == 1:
-                # Otherwise torchrun exchanges the number of ranks of each node, and the job ends if
-                # a node is lost during this exchange (torch 2.13).
+                # Skip torchrun's exchange of the number of ranks per node. torch 2.13 ends the job
+                # if a node is lost during this exchange.
                 variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
@@ -140,10 +140,7 @@ class Agent:
             )
 
     def command(self, plan: Plan) -> list[str]:
-        """Return the command that runs `node.prepare` and then torchrun on this machine.
-
-        Nodes may join an elastic run later, but the run fails if its first node is lost.
-        """
+        """Return the command that runs `node.prepare` and then torchrun on this machine."""
         counts, item = plan.rank_counts, plan.elastic
         host, port = plan.addresses[plan.host], plan.port + plan.attempt
         options: dict[str, object] = {
@@ -164,7 +161,7 @@ class Agent:
             settings = {
                 "is_host": int(self.node == plan.host),
                 "join_timeout": math.ceil(plan.meet_s + item.wait_s),
-                # The wait ends as soon as all nodes have joined.
+                # An upper limit: torchrun starts as soon as all nodes have joined.
                 "last_call_timeout": max(1, math.ceil(item.wait_s)),
                 "keep_alive_interval": _ALIVE_EVERY_S,
                 "keep_alive_max_attempt": _ALIVE_MISSED,
@@ -178,22 +175,23 @@ class Agent:
                 "local-addr": self.address,
                 "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
             }
-        words = [f"--{name}={value}" for name, value in options.items()]
-        start = [
+        return [
             sys.executable,
             "-m",
             "node.prepare",
             sys.executable,
             "-m",
             "torch.distributed.run",
+            *(f"--{name}={value}" for name, value in options.items()),
+            "-m",
+            module,
         ]
-        return [*start, *words, "-m", module]
 
     def end_launch(self) -> None:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`."""
         if self.launch is None:
             return
-        if self.launch.poll() is None:  # a newer attempt replaces this launch
+        if self.launch.poll() is None:  # a new attempt starts before this attempt ended
             self.launch.kill()
         code = self.launch.wait()
         end_descendants()
@@ -227,7 +225,7 @@ class Agent:
     def write(self, name: str, body: dict[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in this node's folder.
 
-        Errors, for example of a full disk, are only printed.
+        If the file cannot be written, for example on a full disk, the error is only printed.
         """
         try:
             write_json(self.folder / name, body)
@@ -257,7 +255,10 @@ def clean_environment(scratch: Path) -> dict[str, str]:
 def main() -> None:
     """Run the agent: `python -m node --mailbox DIR --node I --address A --deadline UNIX`.
 
-    I is this machine's index in the cluster, A its IP address, UNIX its deadline as a Unix time.
+    DIR: the folder that agent and controller share.
+    I: this machine's index in the cluster.
+    A: this machine's IP address.
+    UNIX: the Unix time at which the agent exits.
     """
     parser = argparse.ArgumentParser(prog="node")
     parser.add_argument("--mailbox", type=Path, required=True, help="shared with the controller")

@@ -6,11 +6,12 @@ file ANSWER. Keys of the object:
     workload      the fields of a WorkloadFile
     folder        the folder with the workload's code
     precisions    the precisions in which to run steps
-    strategies    the strategies to compare with ddp, in the first precision
+    strategies    the strategies to compare with ddp
     batch         samples per step
 
-The list has the result of `checked` for each precision. The first result's `problem` also names
-failed comparisons. Only strategies that should train exactly like ddp are compared.
+The list has the result of `checked` for each precision. The comparisons with ddp use the first
+precision, and their problems are in the first result. Strategies that should not train exactly like
+ddp are not compared.
 """
 
 import json
@@ -40,9 +41,9 @@ from .record import Item, WorkloadFile
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
-_BUSY = 0.2  # share of the steps' seconds that the process waited for a CPU
+_BUSY = 0.2  # fraction of the steps' time in which the process waits for a CPU; more is a warning
 _NAMED = 3  # maximum number of parameters that a message names
-_SLOW_INPUT = 0.1  # share of the step time above which input may limit training
+_SLOW_INPUT = 0.1  # fraction of the step time; input that takes more is a warning
 _CPU = torch.device("cpu")
 _HINTS = {  # a pattern of the error's text, and the advice for such errors
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
@@ -61,7 +62,7 @@ def main() -> None:
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
-    # before this process has threads, since processes are forked
+    # Compare first, because `compared` forks processes and this process has no threads yet.
     problems = [
         compared(folder, workload, name, question["precisions"][0], batch=batch)
         for name in question["strategies"]
@@ -74,9 +75,9 @@ def main() -> None:
 
 
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
-    """Compare strategy `name` with ddp in `precision`, and return why their losses differ.
+    """Train with strategy `name` and with ddp, and return an error message if their losses differ.
 
-    The result is "" if they do not differ, or if ddp cannot train the model on this machine.
+    Returns "" if the losses are equal, or if ddp cannot train the model on this machine.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -96,7 +97,9 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
         compare(item, built, dist.group.WORLD)
 
-    logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)  # of ended processes
+    logging.getLogger("torch.multiprocessing").setLevel(
+        logging.CRITICAL
+    )  # do not log failed processes
     try:
         start_processes(train, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessException as error:
@@ -113,13 +116,13 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     Keys of the result:
 
         precision: the precision that was checked.
-        problem: why the workload fails; "" if it trains, or if this machine cannot check it.
+        problem: why the workload fails; "" if the workload trains or cannot be checked here.
         notes: a list of warnings about probable mistakes.
         figures: a dictionary of measured values; None if the steps failed.
 
     Keys of `figures`:
 
-        step_s, peak_bytes, parameters, gradient_bytes
+        all keys of the result of `steps.train`, such as step_s.
         losses: the first and the last loss.
         input_s: seconds per step to make a batch or to wait for the loader.
         queued_share: fraction of the steps' time in which this thread waited for a CPU.
@@ -152,10 +155,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Run a backward pass and two training steps, and return the dictionary `figures` of `checked`.
 
-    Raises WorkloadError if a parameter that requires a gradient has none, because data parallelism
-    would wait forever for the gradient. Also raises the errors of `train`.
+    Raises WorkloadError if a trainable parameter gets no gradient, because data parallelism would
+    wait forever for this gradient. Also raises the errors of `train`.
     """
-    # before the first step, because hooks may remove gradients
+    # Look for gradients before the first step, because hooks of the optimizer may remove gradients.
     built.arithmetic.backward(built.loss_of(built.model, batch))
     idle = [
         name
@@ -167,8 +170,8 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     built.model.zero_grad()
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism"
-            " would wait for their gradients: use them, or set their requires_grad to False"
+            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism would wait"
+            " forever for their gradients. Use them, or set their requires_grad to False"
         )
     # The first step of a process is several times slower, so only the second step is timed.
     item = Item(
@@ -204,8 +207,8 @@ def _notes(
     ]
     if left:
         yield (
-            f"the optimizer lacks {', '.join(left[:_NAMED])}: their gradients are exchanged but not"
-            " used"
+            f"the optimizer does not train {', '.join(left[:_NAMED])}, so their gradients are"
+            " exchanged in vain"
         )
     share = figures["input_s"] / figures["step_s"]
     if share >= _SLOW_INPUT:
@@ -216,7 +219,7 @@ def _notes(
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, but a slow machine may get it: {explain(error, workload)}"
+        yield f"a batch of 1 fails, but a slow machine may get one: {explain(error, workload)}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import tempfile
 import time
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .record import write_file, write_json
 
 _MOST_BYTES = 4e9  # larger states are not timed, to save rented time
 _MOST_OF_FREE = 0.5  # maximum fraction of the free disk that a timed state may use
-_KEPT = 2  # number of kept states: the newest, and its predecessor in case the newest is damaged
+_KEPT = 2  # number of kept states; the older state is used if the newest state is damaged
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
@@ -46,24 +47,22 @@ def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
     return values
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one training run, in a folder that outlives the machines.
 
     step-<n>.pt: the training state after step n.
     step-<n>.json: the manifest of the state, with the step, the size in bytes and the checksum.
 
-    States without a matching manifest are ignored. Files are written atomically and never changed,
-    so an S3 prefix could replace the folder.
+    States without a matching manifest are ignored. Files are written atomically and never changed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
         """Write `state` and its manifest, and delete all states except the last _KEPT.
 
-        The manifest also has the entries of `more`, and the `seconds` that the write took. Raises
-        OSError if a file cannot be written.
+        The manifest also has the entries of `more`. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"
@@ -91,8 +90,8 @@ class Checkpoints:
                 manifest = json.loads(path.with_suffix(".json").read_text())
                 content = path.read_bytes()
                 if zlib.crc32(content) == manifest["crc32"]:
-                    # The checksum matches, so this training wrote the file. The state may contain
-                    # objects other than tensors.
+                    # The state may contain objects other than tensors, so it needs
+                    # weights_only=False. The checksum shows that this training wrote the file.
                     return manifest, torch.load(
                         io.BytesIO(content), map_location=device, weights_only=False
                     )

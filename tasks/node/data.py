@@ -1,8 +1,8 @@
 """Find the folder of a workload's data on this machine. Imports only the standard library.
 
-The controller is the process that launched the machine. Its plan has a folder on the machine (local
-hosts) or an S3 address (EC2) for the data of each workload. The courier, a root process on the
-machine, downloads the objects below the address. Files in the mailbox folder:
+The controller is the process that launched the machine. Its plan names the data of each workload: a
+folder on the machine (local hosts) or an S3 address (EC2). The courier, a root process on the
+machine, downloads the objects below the S3 address. Files in the mailbox folder:
 
     data.json               {"data": {digest: address}}, written by the controller before the plan
     node-<i>/data.json      {digest: {"state": FETCHING, READY or FAILED, "reason"}}

@@ -8,8 +8,9 @@ The cache is one file, in memory or in a folder. Processes that share the file s
     index    offset, size in bytes and checksum of each sample; zeros if the sample is not cached
     samples  pickles, one after another
 
-A process holds a lock while it appends a sample, and writes the index entry last. Half-written and
-damaged samples are read from the dataset again: they have no entry, or another checksum.
+A process holds a lock while it appends a sample, and writes the index entry last. A half-written
+sample has no entry, and a damaged sample has another checksum. Such samples are read from the
+dataset again.
 """
 
 import ctypes
@@ -28,7 +29,6 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from torch.utils.data import Dataset, IterableDataset
 _GIB = 2**30
 _MIN_FREE = 5 * _GIB  # bytes of the disk to leave free for other files of the training
 _READ_TWICE = 3  # number of samples that each process reads twice, to detect samples that change
-_LOCK_S = 6.0  # a limit, because the process with the lock may be stopped or a file server down
+_LOCK_S = 6.0  # maximum wait: the process with the lock may be stopped, or a file server down
 _HEAD_BYTES, _ENTRY = 32, struct.Struct("<QQQ")
 _LOG = logging.getLogger(__name__)
 
@@ -86,16 +86,16 @@ class Cached(Dataset[Any]):
             )
         self.dataset, self.memory_gib, self.folder = dataset, memory_gib, folder
         self._samples, self._to_read_twice = len(dataset), _READ_TWICE
-        # Pickles name this module's functions, so the module's name counts.
+        # Pickled samples refer to this module by name, so the name is part of the identity.
         names = (__name__, kind.__module__, kind.__qualname__)
         identity = (self._samples, key, names, sys.version_info[:2], str(torch.__version__))
         self._digest = hashlib.sha256(repr(identity).encode()).digest()
-        if folder is None:
-            self._store = _Store("", self._digest, self._samples, memory_gib * _GIB)
-        else:
-            path = Path(folder, f"srift-{self._digest.hex()[:24]}.cache")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._store = _Store(str(path), self._digest, self._samples, math.inf)
+        path, room = "", memory_gib * _GIB
+        if folder is not None:
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"srift-{self._digest.hex()[:24]}.cache")
+            room = math.inf
+        self._store = _Store(path, self._digest, self._samples, room)
 
     def __len__(self) -> int:
         """Return the number of samples that the dataset had when it was wrapped."""
@@ -111,7 +111,8 @@ class Cached(Dataset[Any]):
         at = range(self._samples)[place]
         content = self._store.get(at)
         if content is not None:
-            with suppress(Exception):  # another version of the sample's modules may have written it
+            # unpickling fails if another version of the sample's modules wrote the pickle
+            with suppress(Exception):
                 return pickle.loads(content)
         sample = self.dataset[at]
         if self._store.is_full:
@@ -132,7 +133,7 @@ class Cached(Dataset[Any]):
 
         Srift uses this method to time steps of a later epoch with only a part of the samples.
         """
-        # in memory even with a folder: the page cache would hold so few samples too
+        # In memory even with a folder, because so few samples would stay in the page cache anyway.
         room = self.memory_gib * _GIB
         if self.folder is not None:
             room = max(0, shutil.disk_usage(self.folder).free - _MIN_FREE)
@@ -143,8 +144,8 @@ class _Store:
     """The file of a cache. A sample that cannot be read or stored counts as missing.
 
     path: the path of the file; "" creates a file in memory.
-    digest: the first bytes of the file, which identify the dataset. A file with other first bytes
-        is emptied.
+    digest: the first bytes of the file, which identify the dataset. A file that begins with other
+        bytes is emptied.
     samples: the number of entries in the index.
     room: the maximum total size of the samples in bytes. Infinity means that all but _MIN_FREE
         bytes of the disk may be used.
@@ -164,7 +165,7 @@ class _Store:
         self._path = path or f"/proc/{os.getpid()}/fd/{self._file}"
         self._digest, self._samples, self._room = digest, samples, room
         self._first = _HEAD_BYTES + samples * _ENTRY.size
-        # Shared with the loader's workers; 1 once any process finds no room.
+        # Shared with the loader's workers. The value is 1 as soon as any process finds no room.
         self._full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
@@ -173,7 +174,9 @@ class _Store:
             if status.st_size < self._first or os.pread(self._file, _HEAD_BYTES, 0) != digest:
                 os.ftruncate(self._file, 0)
                 os.ftruncate(self._file, self._first)
-                os.pwrite(self._file, digest, 0)  # last: a file without it is emptied again
+                os.pwrite(
+                    self._file, digest, 0
+                )  # last, because a file without the digest is emptied
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the store so that a spawned process opens the same file."""
@@ -216,7 +219,7 @@ class _Store:
             if not self.is_full:
                 self._full.fill_(1)
                 _LOG.warning(
-                    "data cache: %s stores no more samples (%s); the rest is read every epoch",
+                    "data cache: %s stores no more samples (%s); the rest is read in every epoch",
                     self._path,
                     error,
                 )
@@ -262,7 +265,8 @@ def _locked(file: int) -> Iterator[None]:
 
     Raises TimeoutError if another process holds the lock for _LOCK_S seconds.
     """
-    # Threads of a process are not excluded: a sample that two threads write has a wrong checksum.
+    # Threads of the same process are not excluded. A sample that two threads write at the same time
+    # has a wrong checksum, so it counts as missing.
     until = time.monotonic() + _LOCK_S
     while True:
         try:

@@ -21,7 +21,7 @@ def own_device(expected: Devices) -> torch.device:
     """Return the device of this rank, which becomes torch's current device if it is a GPU.
 
     The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
-    Raises RuntimeError if the machine lacks the expected devices. A CPU never replaces a GPU.
+    Raises RuntimeError if the machine lacks the expected GPUs, instead of using its CPU.
     """
     count = torch.cuda.device_count()
     if expected.name == CPU or (expected.name == ANY and not count):
@@ -41,7 +41,7 @@ def name_of(device: torch.device) -> str:
 
 
 def backend(device: torch.device) -> str:
-    """Return the backend of process groups: gloo, and on a GPU also NCCL for GPU tensors."""
+    """Return the backend of process groups: gloo for CPU tensors, and NCCL for GPU tensors."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -64,7 +64,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def usable(device: torch.device) -> bool:
-    """Return False if the device is broken: after some errors, every later CUDA call fails."""
+    """Return False if every later CUDA call on the device would fail, as after some CUDA errors."""
     try:
         now(device)
     except RuntimeError:
@@ -91,7 +91,7 @@ def peak_bytes(device: torch.device) -> int:
     """Return the peak memory use in bytes since the last `reset_peak`.
 
     CPU: the peak resident memory of the process.
-    GPU: the peak memory of tensors, plus the present memory of CUDA's context and NCCL's buffers.
+    GPU: the peak memory of tensors, plus the memory that CUDA's context and NCCL's buffers use now.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

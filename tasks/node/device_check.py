@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from .record import ANY, Devices
 
-DEVICES_WITHIN_S = 60.0  # after the first check: a driver may need this long after boot
+DEVICES_WITHIN_S = 60.0  # maximum seconds that a driver needs after the first check
 _PAUSE_S = 2.0
-_LOOK_S = 30.0  # time limit of each later check, which opens up to 8 GPUs one after another
+_LOOK_S = 30.0  # maximum seconds of a later check, which opens up to 8 GPUs one after another
 _LOG_TAIL = 300  # characters of torch's output
-# The addition fails on a device that torch lists but has no kernels for.
+# The addition fails if torch lists the device, but has no kernels for the device.
 _LOOK = """
 import json, torch
 found = []
@@ -61,7 +61,7 @@ def missing_devices(expected: Devices, names: Sequence[str]) -> str:
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     """Return an error message if a run used a device that is not the expected device, else "".
 
-    Only names are compared, one per machine. Machines beyond the length of `expected` are not
+    Both arguments have one entry per machine. Machines without an entry in `expected` are not
     checked.
     """
     for wanted, got in zip(expected, used, strict=False):

@@ -1,12 +1,12 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-present ranks divide the global batch in proportion to the run's `batches`, which are the largest
-micro-batches of the devices. If a rank's share exceeds its largest micro-batch, all ranks take
-several micro-steps.
+present ranks divide the global batch in proportion to the run's `batches`. `batches` lists the
+largest micro-batch of each device. If the share of any rank exceeds its largest micro-batch, all
+ranks take several micro-steps.
 
-The first rank of the run's first node writes the checkpoints, a file about each start of the
-workers, and the run's record.
+The leader is the first rank of the run's first node. It writes the checkpoints, a file about each
+start of the workers, and the run's record.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -39,15 +39,15 @@ from .strategies.replicas import of_ranks
 from .worker import lost_peer
 
 _MARK = struct.Struct("<qd")  # the number of finished steps, and the Unix time of the last step
-_LATE_S = 5.0  # seconds by which other workers may be late when workers join
+_LATE_S = 5.0  # seconds by which workers may start later than this worker
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
-    Samples are divided in proportion to `batches`, up to rounding, with at least one sample for
-    every rank. All ranks have the same number of micro-batches. A micro-batch may be empty, except
-    the last of each rank, because only the last micro-step communicates.
+    Samples are divided in proportion to `batches`, up to rounding. Every rank gets at least one
+    sample. All ranks have the same number of micro-batches. The last micro-batch of a rank is never
+    empty, because only the last micro-step communicates.
 
     global_batch: at least the number of ranks.
     batches: the maximum micro-batch size of each rank.
@@ -64,8 +64,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
 class ElasticRun(Worker):
     """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
-    After each step, the first rank of the first node stores the number of finished steps in the
-    file `mark_path`.
+    leads: True for the leader, the first rank of the run's first node.
+    mark_path: a file in which the leader stores the number of finished steps after each step.
     """
 
     def __init__(self) -> None:
@@ -90,12 +90,12 @@ class ElasticRun(Worker):
         )
 
     def patience_s(self) -> float:
-        """Return how many seconds to wait for the other ranks to join.
+        """Return the maximum seconds to wait for the other ranks to join.
 
-        The limit is the plan's `timeout_s` at the first start. After a restart, when all ranks
-        start together, the limit is shorter, and doubles after each failed attempt to join.
+        At the first start, this is the plan's `timeout_s`. After a restart, all ranks start
+        together, so the limit is shorter. The limit doubles after each failed attempt to join.
         """
-        # torchrun does not tell the workers if a machine is lost before all ranks have joined
+        # torchrun does not notify the workers if a machine is lost before all ranks have joined
         starts = len(self.checkpoints.read("start"))
         if not starts:
             return self.plan.timeout_s
@@ -108,7 +108,8 @@ class ElasticRun(Worker):
         Keys of the result:
 
             step: number of finished steps; 0 without a checkpoint.
-            restore_s, restore_bytes: seconds and size of the restore; None without a checkpoint.
+            restore_s: seconds of the restore; None without a checkpoint.
+            restore_bytes: size of the restored checkpoint; None without a checkpoint.
 
         Raises RuntimeError if the newest checkpoint differs between ranks.
         """
@@ -138,8 +139,8 @@ class ElasticRun(Worker):
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        The first rank of the run's first node returns the values for the run's record. The other
-        ranks return {}. Raises FloatingPointError if the loss at a checkpoint is not finite.
+        Returns the values for the run's record on the leader, and {} on the other ranks. Raises
+        FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)
@@ -190,9 +191,8 @@ class ElasticRun(Worker):
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
         """Write a checkpoint after `step`. Every rank must call this method.
 
-        The loss of the step is the sum of `partial_loss` over all ranks. The first rank of the
-        run's first node writes the checkpoint, or raises FloatingPointError if the loss is not
-        finite.
+        The loss of the step is the sum of `partial_loss` over all ranks. The leader raises
+        FloatingPointError if this loss is not finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:
@@ -203,22 +203,19 @@ class ElasticRun(Worker):
 
 
 def main() -> None:
-    """Run this rank as a worker process of torchrun.
-
-    Exits with 0 after the last step. After a failure, the last line of the log states the reason.
-    """
+    """Run this rank as a worker process of torchrun. After a failure, log the reason and exit."""
     die_with_parent()
     run = ElasticRun()
     try:
         built = run.load(run.item)
-        if not run.checkpoints.read("start"):  # later starts know that it trains
+        if not run.checkpoints.read("start"):  # a start file shows that the workload trains
             try_once(built, run.item.batches[run.item.nodes.index(run.node)])
         run.join()
         values = run.train(built)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = f"node {run.node}: {explain(error, run.plan.workload(run.item))}"
-        if lost_peer(error):  # torchrun restarts the workers that are left
+        if lost_peer(error):  # torchrun restarts the remaining workers
             leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
         run.write_record(run.item, reason)
         leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")

@@ -26,12 +26,11 @@ from .torchvision_operators import declare_what_did_not_load
 
 BatchMaker = Callable[[int], tuple[Any, Any]]
 
-_CPU = torch.device("cpu")
 _FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as text
 
 
 class WorkloadError(Exception):
-    """Raised if the entrypoint is missing, returns wrong objects, or a parameter is unused."""
+    """The entrypoint is missing or returns wrong objects, or a parameter gets no gradient."""
 
 
 @dataclass(kw_only=True)
@@ -43,8 +42,8 @@ class LoadedWorkload:
     make_batch: a function; `make_batch(batch)` returns (inputs, target) with `batch` samples.
     loss: a function; `loss(model(inputs), target)` is the mean loss of the samples.
     loader: the source of batches if the entrypoint returned a DataLoader, else None.
-    shared: True if the model stays in host memory until a strategy shards the model.
-    waited_s: total seconds spent on making batches or waiting for batches.
+    shared: True if the model stays in host memory until a strategy, such as FSDP, shards it.
+    waited_s: total seconds in which this rank made batches, or waited for the loader's batches.
     """
 
     model: nn.Module
@@ -89,22 +88,13 @@ class LoadedWorkload:
         return {name: part.state_dict() for name, part in self.stateful.items()}
 
     @property
-    def trained(self) -> list[nn.Parameter]:
-        return [weights for weights in self.model.parameters() if weights.requires_grad]
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of trained parameters, counted in elements."""
-        return sum(weights.numel() for weights in self.trained)
-
-    @property
     def sizes(self) -> dict[str, int]:
-        """Return the number of parameters and the bytes of their gradients, by name."""
-        return {"parameters": self.parameters, "gradient_bytes": self.gradient_bytes}
-
-    @property
-    def gradient_bytes(self) -> int:
-        return sum(weights.nbytes for weights in self.trained)
+        """Return the number of trained parameters in elements, and the bytes of their gradients."""
+        trained = [weights for weights in self.model.parameters() if weights.requires_grad]
+        return {
+            "parameters": sum(weights.numel() for weights in trained),
+            "gradient_bytes": sum(weights.nbytes for weights in trained),
+        }
 
 
 def build(
@@ -122,7 +112,7 @@ def build(
     workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
     seed: the seed of the weights, which are equal on all ranks. Each rank draws different data.
     computing: the precision, and the device on which the workload computes.
-    shared: True to leave the model in host memory until a strategy shards it.
+    shared: True to leave the model in host memory until a strategy, such as FSDP, shards it.
 
     If the entrypoint returns a DataLoader, the caller must call `close` of the result to end the
     worker processes.
@@ -138,7 +128,7 @@ def build(
     declare_what_did_not_load()
     module = _module(folder, workload)
     if workload.module:
-        # The import, which happens only once in a process, may have drawn random numbers.
+        # Only the first import runs the module's code, which may draw random numbers.
         torch.manual_seed(seed)
     function = getattr(module, workload.function, None)
     if not callable(function):
@@ -148,13 +138,16 @@ def build(
     if workload.data.startswith(S3):
         raise DataMissing(f"the workload's data {workload.data} are not on this machine")
     data = {"data": workload.data} if workload.data else {}
-    with _CPU if shared else device:
+    with torch.device("cpu") if shared else device:
         parts = function(**workload.arguments, **data)
     match parts:
-        case (nn.Module() as model, loss, batches, torch.optim.Optimizer() as optimizer) if (
-            callable(loss) and (callable(batches) or isinstance(batches, DataLoader))
+        case (
+            nn.Module() as model,
+            Callable() as loss,
+            DataLoader() | Callable() as batches,
+            torch.optim.Optimizer() as optimizer,
         ):
-            is_loader = isinstance(batches, DataLoader)
+            pass
         case _:
             raise WorkloadError(
                 f"{workload.function} must return (model, loss, make_batch or a DataLoader,"
@@ -164,20 +157,21 @@ def build(
     trained = [weights for held in optimizer.param_groups for weights in held["params"]]
     if any(weights.requires_grad and id(weights) not in averaged for weights in trained):
         raise WorkloadError(
-            "the optimizer trains a parameter outside the model, whose gradients would not be"
-            " averaged over devices: add it to the model, or make the optimizer after the model"
+            "the optimizer trains a parameter outside the model, so its gradients would not be"
+            " averaged over devices. Add the parameter to the model, or create the optimizer after"
+            " the model"
         )
-    computing.hold()  # user code may have changed torch's precision of products
+    computing.hold()  # user code may have changed torch's float32 precision
     for part in (loss,) if shared else (model, loss):
         if isinstance(part, nn.Module):
             part.to(device)
     rank_seed = seed + 1000 * (rank + 1)
     torch.manual_seed(rank_seed)
-    loader = Loader(batches, seed=rank_seed) if is_loader else None
+    loader = Loader(batches, seed=rank_seed) if isinstance(batches, DataLoader) else None
     return LoadedWorkload(
         model=model,
         loss=loss,
-        make_batch=_on_device(loader or batches, device, made_there=not is_loader),
+        make_batch=_on_device(loader or batches, device),  # type: ignore[arg-type]
         optimizer=optimizer,
         arithmetic=computing,
         loader=loader,
@@ -194,7 +188,7 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if workload.module:
         root = str(folder / workload.folder)
         if sys.path[0] != root:
-            # as Python does for a script in that folder; loader workers inherit the path
+            # Python does the same for a script in this folder. Loader workers inherit the path.
             sys.path.insert(0, root)
         return importlib.import_module(workload.module)
     file = folder / workload.folder / workload.source if workload.folder else folder / workload.file
@@ -202,18 +196,18 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{workload.file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # torch's compiler and loader workers look up the module here
+    # torch.compile and pickle look up the module in sys.modules
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return where in the workload's code `error` was raised; "" if the traceback does not show it.
+    """Return the last line of the workload's code in the traceback of `error`; "" if there is none.
 
-    The result looks like "mine.py, line 14, in make_batch".
+    An example is "mine.py, line 14, in make_batch".
     """
-    # an error of a DataLoader worker has the worker's traceback in its message
+    # the message of a DataLoader worker's error contains the worker's traceback
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     for file, line, function in reversed(frames):
         if workload.folder:
@@ -226,17 +220,17 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     return ""
 
 
-def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool) -> BatchMaker:
+def _on_device(make_batch: BatchMaker, device: torch.device) -> BatchMaker:
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
-    made_there: True to make `device` torch's default device while `make_batch` runs. Pass False for
-        a loader, which makes batches in host memory.
+    `device` is torch's default device while `make_batch` runs, unless `make_batch` is a Loader,
+    which makes batches in host memory.
     """
     if device.type == "cpu":
         return make_batch
 
     def made(batch: int) -> tuple[Any, Any]:
-        with device if made_there else nullcontext():
+        with nullcontext() if isinstance(make_batch, Loader) else device:
             inputs, target = make_batch(batch)
         return to_device(inputs, device), to_device(target, device)
 
@@ -246,8 +240,8 @@ def _on_device(make_batch: BatchMaker, device: torch.device, *, made_there: bool
 def try_once(built: LoadedWorkload, batch: int) -> None:
     """Run one forward and backward pass on this rank alone, to find errors before any collective.
 
-    If a strategy shards the model, this function only makes a batch, because the whole model may
-    not fit on a device. Raises the errors of torch and of the user's code.
+    For a model that a strategy will shard, this function only makes a batch, because the whole
+    model may not fit on a device. Raises the errors of torch and of the user's code.
     """
     if built.shared:
         built.make_batch(batch)

@@ -1,13 +1,13 @@
-"""Check that strategies that should train exactly like ddp have the same losses as ddp.
+"""Compare the losses of a strategy with the losses of ddp.
 
-The strategy and ddp train a few steps from the same weights on the same small batches. Dropout is
-off, because tensor parallelism and ddp draw different dropout masks. Both trainings use fp32.
-The check passes if
+The check is for strategies whose steps should equal ddp's steps up to rounding. Strategy and ddp
+train a few steps from the same weights on the same small batches, in fp32. Dropout is off, because
+tensor parallelism and ddp draw different dropout masks. The check passes if
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
-`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong model or loss shows in
-the first step. A wrong update of the weights shows in the last step.
+`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong model or loss function
+shows in the first step. A wrong update of the weights shows in the last step.
 
 To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. `spread`
 is the largest difference so far between the losses of the two ddp trainings.
@@ -37,9 +37,9 @@ from .switches import NONE
 _STEPS = 10
 _MAX_BATCH = 2  # samples of a rank; batch normalisation needs two
 _ROUNDING = 1e-5  # relative difference of losses in float32 that needs no explanation
-_AMPLIFIED = 10.0
-# memory of a step of ddp in units of the trained weights: weights, gradients, their buckets, two
-# states of Adam, and activations
+_AMPLIFIED = 10.0  # the factor of `spread`
+# Memory of a ddp step, as a multiple of the gradients' bytes: weights, gradients, gradient buckets,
+# two states of Adam, and activations.
 _MEMORY_OF_DDP = 8
 
 
@@ -47,10 +47,10 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     """Compare the losses of two short trainings: with the strategy of the run `item`, and with ddp.
 
     Every rank must call this function. If ddp cannot train the model on this machine, this function
-    only prints the reason.
+    prints the reason and returns.
 
-    build: builds the workload on this rank. Its argument `shared` is True if the strategy shards
-        the model.
+    build: `build(shared=...)` builds the workload on this rank. `shared` is True if the strategy
+        shards the model.
 
     Raises NotMeasured if the losses differ, and ValueError if the strategy cannot train the model.
     Also raises the errors of the workload.
@@ -61,17 +61,17 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
         """Train with strategy `name`, and return the loss of each step as a mean over ranks.
 
-        The losses after training has diverged are infinite.
+        After training has diverged, the losses are infinite.
 
         disturbed: True to change each weight by a rounding error before training.
         """
-        # a CPU and a GPU draw different weights from the same seed
+        # Both trainings draw their weights on the CPU, because a GPU draws other random numbers.
         built = build(shared=item.strategy in SHARDED)
         if name not in SHARDED:
             built.model.to(built.device)
         built.arithmetic = Arithmetic(device=built.device)  # bf16 would hide small mistakes
-        # the ranks may be on the same computer; a GPU without memory raises a RuntimeError itself
-        needed = _MEMORY_OF_DDP * built.gradient_bytes * dist.get_world_size(group)
+        # All ranks may be on this machine. A GPU needs no check, because it raises an error itself.
+        needed = _MEMORY_OF_DDP * built.sizes["gradient_bytes"] * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
             raise RuntimeError("the comparison with ddp needs more memory than this machine has")
@@ -101,7 +101,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
 
     try:
         plain = losses(DDP)
-    except RuntimeError as error:  # such as a weight without a gradient, which fsdp accepts
+    except RuntimeError as error:  # for example, only ddp needs a gradient for each weight
         if dist.get_rank(group) == 0:
             print(f"{item.strategy} was not compared with {DDP}, because {DDP} failed: {error}")
         return
@@ -113,6 +113,6 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
-                f"{item.strategy} does not train like {DDP}: in step {step}, on the same batch, the"
-                f" loss is {own:.6g} with {item.strategy} and {dense:.6g} with {DDP}; use {DDP}"
+                f"{item.strategy} does not train like ddp: in step {step}, on the same batch, the"
+                f" loss is {own:.6g} with {item.strategy} and {dense:.6g} with ddp; use ddp"
             )

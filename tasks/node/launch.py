@@ -1,10 +1,10 @@
 """Manage one rank of a torchrun launch: process groups, waits for other ranks, and reports.
 
-An item is one run of the plan. A node runs its items one after another, even if they use different
-devices. Different nodes run single-node items at the same time, because these items use no network.
-A multi-node item runs alone: all earlier items end before its start, and later items start after
-its end. When an item ends, its first rank sets a key of the shared TCPStore. Other ranks wait for
-this key without using CPU time.
+An item is one run of the plan. A node runs its items one after another, even if the items use
+different devices. Nodes run single-node items at the same time, because these items use no network.
+A multi-node item runs alone. All earlier items end before the multi-node item starts, and later
+items wait for its end. When an item ends, its first rank sets a key of the shared TCPStore. Other
+ranks wait for this key without using CPU time.
 """
 
 import json
@@ -41,16 +41,15 @@ from .record import (
 from .reference import Reference
 from .strategies.replicas import of_ranks
 
-_DAY = timedelta(days=1)
 # torch 2.13 and later can create groups with any order of ranks
 _ORDERS = "sort_ranks" in signature(dist.new_group).parameters
 
 
 class Worker:
-    """A process of torchrun on one device of a machine, which runs the plan on this device.
+    """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    described: the device, in the form in which records describe it.
+    described: this rank's device, as records describe devices.
     """
 
     def __init__(self) -> None:
@@ -88,8 +87,8 @@ class Worker:
     def wait_for_go(self, armed: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the controller's file `go-<attempt>.json`, and return its content.
 
-        To tell the controller that a node waits, its first rank writes `armed` to
-        `armed-<attempt>.json`.
+        The first rank of each node also writes `armed` to the file `armed-<attempt>.json`. This
+        file tells the controller that the node waits.
         """
         if self.reports:
             self.report(f"armed-{self.plan.attempt}.json", armed)
@@ -99,7 +98,7 @@ class Worker:
         return dict(json.loads(go.read_text()))
 
     def begin(self, item: Item) -> None:
-        """Tell the controller, in the file progress.json, that the run `item` begins."""
+        """Write progress.json, which tells the controller that the run `item` begins."""
         self.started_unix = time.time()
         if self.reports:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
@@ -111,7 +110,11 @@ class Worker:
     def write_record(
         self, item: Item, problem: str = "", values: dict[str, Any] | None = None
     ) -> None:
-        """Write the record of the run `item` to the mailbox: with `values`, or with a `problem`."""
+        """Write the record of the run `item` to the mailbox.
+
+        problem: why the run failed; "" for a measured run.
+        values: the measured values of a measured run.
+        """
         record = record_of(
             self.plan,
             item,
@@ -125,7 +128,7 @@ class Worker:
     def report(self, name: str, body: Mapping[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in the node's folder of the mailbox.
 
-        If the file cannot be written, this process ends.
+        If the file cannot be written, this process exits with EXIT_MAILBOX.
         """
         path = self.mailbox / f"node-{self.node}" / name
         try:
@@ -142,12 +145,11 @@ class Launch(Worker):
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     devices: the device of each rank.
-    written: names of the workloads for which this rank has timed writing a checkpoint.
-    equal: the settings that have passed the comparison with ddp. Each entry is a text with
-        workload, strategy, precision and ranks.
+    written: names of the workloads for which this rank has timed a checkpoint.
+    equal: the cases that have passed the comparison with ddp. Each case is a text with workload,
+        strategy, precision and ranks.
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
-    pairs: the links between machines, measured by probe.pairs. Only the first rank of each machine
-        has them.
+    pairs: the result of probe.pairs on the first rank of each machine; {} on the other ranks.
     """
 
     def __init__(self) -> None:
@@ -162,17 +164,17 @@ class Launch(Worker):
         self.order: list[int] = []
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)
-        # torchrun's store outlives the workers of other nodes. With a second connection to this
-        # store, a waiting rank does not block the process groups.
-        self.store = TCPStore(*self.master, is_master=False, timeout=_DAY)
-        wanted = {self.plan.ranks_of(item) for item in plan.items} | {
+        # torchrun's store outlives the workers of other nodes. The process groups use the first
+        # connection to this store. This second connection may block while a rank waits for a key.
+        self.store = TCPStore(*self.master, is_master=False, timeout=timedelta(days=1))
+        wanted = {plan.ranks_of(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }
         self.groups = {members: self._group(members) for members in sorted(wanted)}
         rehearse(self.groups[(self.rank,)], self.device)
         self.pairs: dict[str, Any] = {}
         if plan.pairs and _ORDERS:
-            firsts = [self.plan.places.index((node, 0)) for node in plan.rank_counts]
+            firsts = [plan.places.index((node, 0)) for node in plan.rank_counts]
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.reports:
                 self.pairs = pairs(between) | {"nodes": list(plan.rank_counts)}
@@ -245,7 +247,7 @@ class Launch(Worker):
     def wait_for(self, *indices: int) -> None:
         """Wait until the runs at these positions of the plan have ended.
 
-        Ends the process if a run was aborted or the shared store cannot be reached.
+        Exits with EXIT_LOST_PEER if a run was aborted or the shared store cannot be reached.
         """
         for index in indices:
             key = f"item-{index}-done"
@@ -259,7 +261,7 @@ class Launch(Worker):
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
     """Warm up torch with two tiny training steps in `alone`, a process group of only this rank."""
-    # A process's first step takes about a second of CPU time, which no measurement may include.
+    # The first step of a process takes about one second longer, which no measurement may include.
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
     parallel = DistributedDataParallel(model, process_group=alone)
@@ -269,19 +271,19 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Return one line: the error's type, the start of its message, and the place in user code.
+    """Describe `error` in one line: its type, message, and the line of user code that raised it.
 
-    An example is "ValueError: bad shape (mine.py, line 14, in make_batch)". If `workload` is None,
-    the line has no place.
+    An example is "ValueError: bad shape (mine.py, line 14, in make_batch)". The part in parentheses
+    is left out if `workload` is None.
     """
-    text = str(getattr(error, "msg", error)).strip()  # `msg` of a SyntaxError omits the line
+    text = str(getattr(error, "msg", error)).strip()  # a SyntaxError's `msg` has no file and line
     lines = text.splitlines() or [""]
     # torch.compile names the backend on the first line, and the error on the second
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     if "Original Traceback" in text:  # the error comes from a loader worker
         words = f"in a worker of its loader: {lines[-1]}"
     if workload is not None and workload.folder:
-        # shorten paths to those that the user knows
+        # shorten absolute paths on this machine to paths in the user's folder
         words = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", words)
     summary = f"{type(error).__name__}: {words}"[:500].removesuffix(": ")
     where = "" if workload is None else own_line(error, workload)

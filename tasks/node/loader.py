@@ -9,8 +9,8 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 
 A dataset may have a sample cache (data_cache.py), which the first epoch of a training fills. Steps
 are timed with a full cache. To fill the cache quickly, the loader reads only a few samples, and
-draws all batches from these samples. The cache's size limit is reduced in proportion, to cache the
-same fraction of the samples as a real training.
+draws all batches from these samples. The cache's size limit is reduced in the same proportion, so
+that the same fraction of samples is cached as in a real training.
 """
 
 import os
@@ -30,12 +30,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset
 
 from .processes import die_with_parent
 
-# Maximum seconds to wait for a batch. This is shorter than Plan.timeout_s, so that the rank whose
-# loader hangs reports the problem before the collective of the other ranks times out.
+# Maximum seconds to wait for a batch. If a loader hangs, its rank must report this before the other
+# ranks' collective times out after Plan.timeout_s.
 _MAX_WAIT_S = 45.0
 _EXIT_S = 2.0  # seconds that a worker may take to exit after torch has shut it down
-_READ_S, _MAX_READ = 1.0, 256  # maximum seconds and samples to read to fill the caches
-_MAX_ITEMS = 100  # maximum number of items of a list that are searched for caches
+_READ_S, _MAX_READ = 1.0, 256  # maximum seconds and samples to read for filling the caches
+_MAX_ITEMS = 100  # number of items of a list that are searched for caches
 _KEPT = ("collate_fn", "pin_memory", "generator", "in_order")
 _KEPT_WITH_WORKERS = (
     "num_workers",
@@ -89,7 +89,7 @@ class Loader:
             made = next(self._iterator, None)
         if made is None:
             raise LoaderError(
-                f"the loader's data ended before a worker had a batch of {batch} samples"
+                f"the loader's data ended before any worker had a full batch of {batch} samples"
             )
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):
@@ -138,7 +138,7 @@ class Loader:
     def close(self) -> None:
         """End the worker processes. The next batch starts new processes."""
         self.signal(signal.SIGCONT)
-        # torch shuts the workers down only when the iterator is deleted
+        # torch would shut down the workers only when Python deletes the iterator
         processes, iterator = self.processes, self._iterator
         self._iterator = self._rebuilt = None
         if processes:
@@ -182,7 +182,7 @@ class Loader:
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Set up a loader worker process that ends with its rank, and call the user's `worker_init_fn`.
+    """Make the kernel end this loader worker with its rank, and call the user's `worker_init_fn`.
 
     begin: the user's `worker_init_fn`, or None.
     folder: the folder for the sockets through which the worker returns batches.
@@ -237,7 +237,7 @@ def sizes(data: Any) -> set[int]:
 def worker_deaths_ignored() -> Iterator[None]:
     """Return a context manager that disables torch's handler for dead loader workers.
 
-    An error of this handler could hide the error that is being reported.
+    This handler raises an error when a worker dies, which could hide the first error of the rank.
     """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

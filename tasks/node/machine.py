@@ -1,7 +1,7 @@
 """Describe this machine: CPU, cores, GPUs, network interface and fingerprint.
 
-The fingerprint identifies the kind of hardware. Only measurements with the same fingerprint are
-combined.
+The fingerprint identifies the kind of hardware. Srift combines only measurements with the same
+fingerprint.
 """
 
 import fcntl

@@ -1,19 +1,19 @@
-"""Decide when a measurement is repeated because of a busy host, and when it is precise enough.
+"""Decide when to repeat a measurement on a busy host, and when a measurement is precise enough.
 
-Steps are timed in blocks of consecutive steps. Other tenants of the host disturb these times in two
-ways:
+Steps are timed in blocks of consecutive steps. Other virtual machines on the host disturb these
+times in two ways:
 
-- The hypervisor does not run a virtual CPU that is ready to run. /proc/stat counts this time as
-  stolen (see proc(5)). Stolen time comes in phases of seconds to minutes, so a block with much
-  stolen time is repeated.
-- Other tenants fill shared caches and lower the clock rate, which stolen time does not show.
-  Therefore a fixed reference computation (reference.py) is timed before and after each block.
+- The hypervisor makes a virtual CPU wait. /proc/stat counts this time as stolen (see proc(5)).
+  Stolen time comes in phases of seconds to minutes, so a block with much stolen time is repeated.
+- Other virtual machines fill shared caches and lower the clock rate. Stolen time does not show
+  this. Therefore a fixed reference computation (reference.py) is timed before and after each block.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Any, TypeVar
@@ -24,35 +24,37 @@ import torch.distributed as dist
 from .reference import Reference
 from .strategies.replicas import of_ranks
 
-DISTURBED = 0.1  # limit of the stolen fraction; undisturbed runs of a setup also differ by 10 %
-_MIN_TICKS = 20.0  # with fewer ticks, the stolen fraction is too uncertain
-MEDIAN_ERROR = 0.015  # maximum relative standard error of the median to stop a measurement
-DRIFT = 0.04  # maximum relative difference of the halves' medians; above it, steps still warm up
+# A block is disturbed above this fraction of stolen time. Undisturbed runs also differ by 10 %.
+DISTURBED = 0.1
+_MIN_TICKS = 20.0  # with fewer CPU ticks, the stolen fraction is too uncertain
+MEDIAN_ERROR = 0.015  # a measurement may end below this relative standard error of the median
+DRIFT = 0.04  # a measurement may end below this `drift`; above it, the steps are still warming up
 _IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = 1.2533  # standard error of the median divided by that of the mean: sqrt(pi / 2)
+_MEDIAN_TO_MEAN = 1.2533  # sqrt(pi / 2): standard error of the median over that of the mean
 _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
 
 
 class NotMeasured(Exception):
-    """The run yields no measurement. All ranks of the run raise this error together."""
+    """The run has no result. All ranks of the run raise this error together."""
 
 
 @dataclass
 class Patience:
     """Repeats disturbed blocks while time is left, and collects figures of accepted blocks.
 
-    A block is a group of consecutive steps. A block is disturbed if the hypervisor took at least
-    the fraction DISTURBED of a machine's CPU time. When no time is left, every block is accepted.
+    A block is a group of consecutive steps. A block is disturbed if the stolen fraction of a
+    machine's CPU time is at least DISTURBED. When no time is left, every block is accepted.
 
     left_s: seconds left for repetitions.
-    taken: CPU time that the hypervisor took, in clock ticks, summed over accepted blocks.
-    wanted: `taken` plus the used CPU time, in clock ticks.
+    taken: stolen CPU time in clock ticks, summed over accepted blocks.
+    wanted: stolen plus used CPU time in clock ticks, summed over accepted blocks.
     reference: a fixed computation to time before and after each block.
     references: for each accepted block, a list with one time per rank in seconds. The time is the
         mean of the two reference computations before and after the block.
 
-    For each block, `taken` and `wanted` count only the machine with the largest ratio of both.
+    `taken` and `wanted` add only one machine per block, the machine with the largest stolen
+    fraction.
     """
 
     left_s: float = 0.0
@@ -63,14 +65,14 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the fraction of CPU time that the hypervisor took in the run's accepted blocks.
+        """Return the stolen fraction of CPU time in the run's accepted blocks.
 
         Returns 0 if the accepted blocks have too few CPU ticks for a precise fraction.
         """
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Clear the figures of the previous run, but keep `left_s`, which a launch's runs share."""
+        """Clear the figures of the previous run, but keep `left_s` for all runs of the launch."""
         self.taken = self.wanted = 0.0
         self.references = []
 
@@ -79,8 +81,8 @@ class Patience:
 
         `used` lists the number of devices of each machine. The result has these keys:
 
-        reference_s: one time per machine in seconds. The time is the median over blocks, on the
-            machine's slowest device.
+        reference_s: one time per machine in seconds: the median over blocks, on the machine's
+            slowest device.
         reference_blocks: the number of blocks.
         reference_spread: the standard deviation over blocks divided by the median, combined over
             devices by the root mean square.
@@ -88,11 +90,11 @@ class Patience:
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:
             return {}
-        medians = iter([median(rank) for rank in by_rank])
+        medians = map(median, by_rank)
         blocks = len(self.references)
         spreads = [stdev(rank) / median(rank) if blocks > 1 else 0.0 for rank in by_rank]
         return {
-            "reference_s": [max(next(medians) for _ in range(count)) for count in used],
+            "reference_s": [max(islice(medians, count)) for count in used],
             "reference_blocks": blocks,
             "reference_spread": math.sqrt(fmean(value * value for value in spreads)),
         }
@@ -102,9 +104,9 @@ class Patience:
     ) -> _Result:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
-        A machine is disturbed if the hypervisor took at least the fraction DISTURBED of its CPU
-        time during the call. Every rank of `group` must call this method. All ranks make the same
-        number of calls.
+        A machine is disturbed if at least the fraction DISTURBED of its CPU time was stolen during
+        the call. Every rank of `group` must call this method. All ranks call `measure` equally
+        often.
         """
         while True:
             reference_s = self.reference.seconds()
@@ -129,7 +131,7 @@ class Patience:
 def processor_ticks() -> tuple[float, float]:
     """Return (stolen, wanted) CPU ticks of this machine since boot.
 
-    stolen: the ticks that the hypervisor took.
+    stolen: the ticks in which a CPU was ready to run, but the hypervisor did not run it.
     wanted: the used ticks plus the stolen ticks.
 
     Both are 0 if the kernel does not count stolen ticks.
@@ -164,8 +166,8 @@ def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[
 
     The mean of these values is the interquartile mean.
     """
-    # If a CPU quota pauses short computations, each takes one of two durations. The median jumps
-    # between these durations, and the interquartile mean varies less.
+    # A CPU quota pauses some short computations, so the durations have two peaks. The median jumps
+    # between the peaks, but the interquartile mean varies less.
     ordered = sorted(values, key=key)
     cut = len(ordered) // 4
     return ordered[cut : len(ordered) - cut]

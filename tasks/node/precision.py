@@ -1,8 +1,8 @@
 """Set the numeric precision of a run.
 
-fp32   float32; TF32, which torch enables for convolutions by default, is off
+fp32   float32; TF32 is off, although torch enables TF32 for convolutions by default
 tf32   float32, but tensor cores compute products in TF32, which drops 13 bits of each factor; needs
-       a GPU of the Ampere generation or newer
+       an NVIDIA GPU of the Ampere generation or newer
 bf16   autocast to bfloat16; weights, sums and gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
@@ -50,7 +50,7 @@ class Arithmetic:
         self.hold()
 
     def hold(self) -> None:
-        """Set torch's float32 matmul precision again, because user code may have changed it."""
+        """Set torch's float32 precision. User code may change it, so call this method again."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 

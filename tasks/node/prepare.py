@@ -1,9 +1,9 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
-Run as `python -m node.prepare PYTHON ...`. After the preparation, this process replaces itself by
-the command `PYTHON ...`, in the workloads' folder and with their environment variables. If the
-workloads have requirements, the Python of their environment replaces PYTHON. This module imports
-only the standard library.
+Run as `python -m node.prepare PYTHON ...`. After the preparation, this process becomes the command
+`PYTHON ...`, in the workloads' folder and with the workloads' environment variables. If the
+workloads have requirements, PYTHON is replaced by the Python of the virtual environment. This
+module imports only the standard library.
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> NoReturn:
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"
     if plan.expected[node].checked:
-        waited = scratch / "waited-for-devices"  # marks that an attempt has waited
+        waited = scratch / "waited-for-devices"  # this file exists after the first attempt
         wait_s = 0.0 if waited.exists() else DEVICES_WITHIN_S
         waited.touch()
         reason = wait_for_devices(plan.expected[node], wait_s=wait_s, most_s=plan.join_s)
@@ -57,7 +57,8 @@ def main() -> NoReturn:
     needed = {item.workload for item in plan.items if node in item.nodes}
     python, environment = sys.argv[1], dict(os.environ)
     try:
-        # The workloads of a plan have the same process key: folder, Python and variables are equal.
+        # All workloads of a plan have the same folder, requirements and environment variables
+        # (WorkloadFile.process_key).
         for workload in plan.workloads:
             if workload.name in needed:
                 python = python_of(mailbox, scratch, workload)

@@ -19,10 +19,12 @@ from .strategies.replicas import of_ranks
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
 
-SWEEPS = 3  # measurements of all pairs: two to choose an order of ranks, and one to judge it
-_PAIR_S = 0.01  # seconds that a message between two machines should take
-_MIN_BYTES, _MAX_BYTES = 2**16, 2**26
-_EMPTIES = 5
+# Number of measurements of all pairs of machines. Two measurements choose an order of the machines,
+# and the third measurement checks this order.
+SWEEPS = 3
+_PAIR_S = 0.01  # minimum seconds of an exchange of the long message
+_MIN_BYTES, _MAX_BYTES = 2**16, 2**26  # limits of the size of the long message
+_EMPTIES = 5  # number of exchanges of one byte
 
 
 def probe(
@@ -33,9 +35,9 @@ def probe(
     Returns {"rows": list}. Each row is a dictionary for one message size:
 
     bytes: the size of the message.
-    seconds: the time of an all-reduce on its slowest rank, as the interquartile mean of repeats.
+    seconds: the time of an all-reduce on its slowest rank, as the interquartile mean over repeats.
 
-    Raises NotMeasured for a single device.
+    Raises NotMeasured if `group` is None, because a single device has no network.
     """
     if group is None:
         raise NotMeasured("a probe of the network needs at least two devices")
@@ -64,14 +66,14 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    Every rank of `group` must call this function. Each measurement is made SWEEPS times, and each
-    value of the returned dictionary is a list with SWEEPS entries:
+    Every rank of `group` must call this function. All links are measured SWEEPS times. Values
+    of the returned dictionary are lists with one entry per measurement:
 
     latency_s: matrices of shape (n, n). Entry (i, j) is the time in seconds in which ranks i and j
         send each other one byte.
-    byte_s: matrices of shape (n, n) with the additional time per byte, in seconds.
-    sharing: numbers that say how much pairs delay each other if they send at the same time. 0 means
-        not at all. 1 means as if all pairs shared one link.
+    byte_s: matrices of shape (n, n) with the additional seconds per byte.
+    sharing: how much pairs of machines delay each other if they send at the same time. 0 means not
+        at all, and 1 means that all pairs share one link.
     """
     links = _Links(group)
     sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])
@@ -79,7 +81,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     sizes = torch.stack(of_ranks(links.sizes, group))
     alone_s = latency_s + sizes * byte_s
     slowness = alone_s / sizes
-    # Choose the slowest pair, then the slowest pair of the remaining machines, and so on.
+    # Choose disjoint pairs: first the slowest pair, then the slowest pair of the other machines.
     together: dict[tuple[int, int], float] = {}
     every = combinations(range(len(sizes)), 2)
     for pair in sorted(every, key=slowness.__getitem__, reverse=True):
@@ -105,9 +107,9 @@ class _Links:
         self.sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
 
     def sweep(self) -> torch.Tensor:
-        """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks), in seconds.
+        """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks).
 
-        The first matrix has the latencies, and the second matrix the times per byte.
+        The first matrix has the latencies in seconds. The second matrix has the seconds per byte.
         """
         mine = torch.zeros(2, len(self.sizes), dtype=torch.float64)
         for pair in combinations(range(len(self.sizes)), 2):
@@ -123,11 +125,11 @@ class _Links:
         return torch.maximum(both, both.mT)
 
     def sharing(self, together: dict[tuple[int, int], float]) -> float:
-        """Return how much pairs delay each other when they send at the same time, from 0 to 1.
+        """Return how much pairs delay each other when they send at the same time.
 
-        0 means not at all, and 1 means as if all pairs shared one link.
+        0 means not at all, and 1 means that all pairs share one link.
 
-        together: {pair: time in seconds of an exchange in which only this pair sends}.
+        together: {pair of ranks: seconds of an exchange while no other pair sends}.
         """
         mine_s = 0.0
         meet(self.group)
@@ -142,7 +144,7 @@ class _Links:
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.
 
-        An exchange of this size takes at least _PAIR_S seconds, unless the size is _MAX_BYTES.
+        The size is large enough that an exchange takes _PAIR_S seconds, but at most _MAX_BYTES.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:
@@ -156,7 +158,7 @@ class _Links:
 
     def _steady_s(self, size: int, peer: int) -> float:
         """Return the seconds of an exchange of `size` bytes with `peer`, after a warm-up."""
-        self._exchange_s(size, peer)  # some links send their first bytes faster than their limit
+        self._exchange_s(size, peer)  # some links send the first bytes above their rate limit
         return min(self._exchange_s(size, peer) for _ in range(2))
 
     def _exchange_s(self, size: int, peer: int) -> float:

@@ -87,10 +87,9 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 def blame_rank(code: Any) -> int:
     """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
 
-    0: the process failed. Its code is in FAULTS, or is negative because a signal killed the
-        process.
-    1: any code that is not listed here.
-    2: the process lost a peer (EXIT_LOST_PEER), so the cause is another process.
+    0: the code is in FAULTS, or negative because a signal killed the process.
+    1: any other code.
+    2: the code is EXIT_LOST_PEER: the process lost a peer, so another process is the cause.
     """
     if code == EXIT_LOST_PEER:
         return 2
@@ -100,7 +99,7 @@ def blame_rank(code: Any) -> int:
 def leave(code: int, message: str) -> NoReturn:
     """Print `message` in the form that `exit_reason` finds in a log, and exit with `code`.
 
-    The process exits without cleanup, but its closed sockets wake the ranks that wait for it.
+    The process exits without cleanup. Other ranks notice the exit when the sockets close.
     """
     print(f"srift[{code}]: {message}", file=sys.stderr, flush=True)
     os._exit(code)
@@ -109,8 +108,8 @@ def leave(code: int, message: str) -> NoReturn:
 def worker_exit_code(log: str) -> int | None:
     """Return the exit code of the rank that most likely caused a failure, from torchrun's log."""
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
-    # torchrun ends the node's other ranks with SIGTERM and lists them too, so they have the
-    # highest key.
+    # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit
+    # codes. SIGTERM is therefore the least likely cause.
     return min(
         reversed(codes),
         key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),

@@ -1,4 +1,4 @@
-"""Profile a workload on one device: the time of each phase of a step, and DDP's buckets."""
+"""Profile a workload on one device: time each phase of a step, and measure DDP's buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 
@@ -36,8 +36,8 @@ def profile(
 ) -> Profile:
     """Profile the batch sizes of the run `item`, and return the values for its record.
 
-    Batch sizes that exceed the device's memory are left out. Raises the out-of-memory error if the
-    smallest batch size exceeds the memory.
+    Profiling ends at the first batch size that exceeds the device's memory. If this is the smallest
+    batch size, the out-of-memory error is raised.
 
     group: a process group of only this rank, to measure DDP's buckets.
     """
@@ -49,7 +49,7 @@ def profile(
     for batch in item.batches:
         try:
             rows.append(patience.undisturbed(partial(_parts, built, batch), None))
-        except (RuntimeError, MemoryError) as error:  # smaller batch sizes may have been measured
+        except (RuntimeError, MemoryError) as error:  # smaller batch sizes may be in `rows`
             if not rows or "memory" not in repr(error).lower():
                 raise
             break
@@ -79,15 +79,15 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
     The result has these keys:
 
-    forward_s: the forward pass, `input_s`, and the time to clear the gradients.
-    backward_s: the backward pass.
-    optimizer_s: the optimizer's step.
-    input_s: the time to make the batch.
+    forward_s: seconds to clear the gradients, make the batch and run the forward pass.
+    backward_s: seconds of the backward pass.
+    optimizer_s: seconds of the optimizer's step.
+    input_s: seconds to make the batch, which are also part of `forward_s`.
     batch: the number of samples.
     peak_bytes: the peak memory.
     loading: the result of `_loading` for each repeat of the step.
 
-    Each time in seconds is the mean over the middle half of the repeats, sorted by total time.
+    Times are means over the middle half of the repeats, after the repeats are sorted by total time.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -118,9 +118,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def thread_counters() -> list[float]:
-    """Return this thread's [wall time, CPU time, time of waiting for a CPU] in seconds.
+    """Return [wall time, this thread's CPU time, its time in the CPU's run queue] in seconds.
 
-    The waiting time is 0 if the kernel does not report this time (see proc(5)).
+    The time in the run queue is 0 if the kernel does not report it (see proc(5)).
     """
     queued_s = 0.0
     with suppress(OSError):
@@ -131,8 +131,8 @@ def thread_counters() -> list[float]:
 def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float]:
     """Return (CPU seconds, seconds of waiting for storage) per sample.
 
-    `before` and `after` are the results of `thread_counters` before and after this thread made a
-    batch of `batch` samples.
+    before, after: the results of `thread_counters` before and after this thread made the batch.
+    batch: the number of samples in the batch.
     """
     wall_s, processor_s, queued_s = (
         (now - then) / batch for now, then in zip(after, before, strict=True)
@@ -141,7 +141,7 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield 0, 1, 2, ... for the repeats of a measurement, for about `max_s` seconds.
+    """Yield the numbers of repeats of a measurement, from 0, for about `max_s` seconds.
 
     The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
     repeats follow.
@@ -163,11 +163,12 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
 
 
 def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> list[dict[str, float]]:
-    """Return a dictionary for each of DDP's gradient buckets, in the order in which they are ready.
+    """Measure when DDP's gradient buckets are ready for communication during the backward pass.
+
+    Returns a dictionary for each bucket, in the order in which buckets become ready:
 
     bytes: the size of the bucket.
-    ready_fraction: the time at which the bucket is ready, as a fraction of the backward pass's
-        time.
+    ready_fraction: the fraction of the backward pass that has passed when the bucket is ready.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

@@ -5,27 +5,25 @@ files through the mailbox, which is a folder or, on EC2, an S3 prefix. An attemp
 torchrun on all nodes that take part. In the file names below, <a> is the number of the attempt,
 counted from 1. This module imports only the standard library.
 
-    controller
-        plan.json           the Plan; a new attempt starts when it is rewritten with a higher
-                            attempt number
+    written by the controller
+        plan.json           the Plan; a higher attempt number in this file starts a new attempt
         go-<a>.json         starts the measurement; `order`: the nodes in the order of the
                             all-reduce ring, or empty; `why`: the reason for the order
         done.json           ends the agents
         workloads/<digest>.py, workloads/<digest>.tar.gz   a workload's file or folder
-        data.json           S3 addresses that machines download
-    node-<i>/, agent
-        ready.json          address
-        heartbeat.json      rewritten every second
+        data.json           S3 addresses of the data that machines download
+    node-<i>/, written by the agent
+        ready.json          the machine's IP address
+        heartbeat.json      the time; rewritten every second
         finished-<a>.json   exit_code of torchrun, worker_exit_code (a negative code is a signal;
                             processes.py defines other codes), reason, run_id, log_tail
         log-<a>.txt         torchrun's output
-    node-<i>/, worker
-        armed-<a>.json      the rank has joined the process group and waits for go; `pairs`: the
-                            links that probe.pairs measured, if the plan requests them
-        progress.json       attempt and run_id of the current item
-        records/<run_id>.json   the record of a run; the run's first node writes it, or the node
-                            that failed
-    node-<i>/, courier (root process on EC2)
+    node-<i>/, written by a worker
+        armed-<a>.json      the node's ranks have joined the process group and wait for go-<a>.json;
+                            `pairs`: the result of probe.pairs, if the plan requests it
+        progress.json       attempt and run_id of the current run
+        records/<run_id>.json   the record of a run, from the run's first node or a node that failed
+    node-<i>/, written by the courier (a root process on EC2)
         data.json           progress of the downloads
         notice.json         EC2's notice that it takes the machine back
         refused.json        why files of this machine were not uploaded
@@ -47,9 +45,8 @@ ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all their devices together
 CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
-_DATA_MISSING = "DataMissing: "  # launch.explain begins the reason of a DataMissing with it
-_PACKED = ".tar.gz"
-LEAST_ORDERED = 4  # with fewer machines, a machine has the same neighbours in every ring
+_DATA_MISSING = "DataMissing: "  # launch.explain puts the error's type at the start of the reason
+LEAST_ORDERED = 4  # minimum number of machines for which the order of the all-reduce ring matters
 ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
 
 
@@ -60,12 +57,12 @@ class WorkloadFile:
     digest: hash of the code and its settings.
     file: path of a Python file, or of a .tar.gz archive that a node unpacks. The path is relative
         to the mailbox, the folder that controller and nodes share.
-    source: path of the code file, as the user knows it. If `file` is an archive and `module` is
-        empty, a node loads this file.
+    source: path of the code file in the user's folder. If `file` is an archive and `module` is
+        empty, a node loads this file from the archive.
     module: the module that a node imports, with the unpacked folder on Python's path.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
-    environment: the folder of the installed requirements; empty if the node installs them.
+    environment: the virtual environment with the requirements; empty if the node installs them.
     env: environment variables for the code.
     data: a folder or an S3 address; empty if the function takes no data (see data.py).
     data_digest: identifies the data.
@@ -73,7 +70,7 @@ class WorkloadFile:
 
     name: str
     digest: str
-    file: str  # relative to the mailbox
+    file: str
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -88,7 +85,7 @@ class WorkloadFile:
     @property
     def folder(self) -> str:
         """Return the name of the unpacked folder; empty if `file` is not an archive."""
-        return self.file.removesuffix(_PACKED) if self.file.endswith(_PACKED) else ""
+        return self.file.rpartition(".tar.gz")[0]
 
     @property
     def process_key(self) -> tuple[Any, ...]:
@@ -101,9 +98,8 @@ class WorkloadFile:
 class Devices:
     """Devices of one kind on one machine: required devices in a plan, used devices in a record.
 
-    name: in a plan, the provider's name of the device, or CPU, or ANY. In a record, the name that
-        torch reports.
-    threads: the threads of each rank. In a plan, 0 means one thread per core.
+    name: in a plan, the provider's name of the device, or CPU, or ANY. In a record, torch's name.
+    threads: CPU threads of each rank. In a plan, 0 means one thread per core.
     """
 
     name: str
@@ -112,7 +108,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if the devices are GPUs, whose presence a machine must check at its start."""
+        """Return True if a machine must check these devices before torchrun, as for all GPUs."""
         return self.name not in (CPU, ANY)
 
 
@@ -123,22 +119,22 @@ class Item:
     profile: time the phases of a step for several batch sizes, on one device with ddp.
     probe: time all-reduces between devices.
     train: time training steps.
-    learn: record the mean training loss of each of `windows` equal groups of the `most_steps`
-        steps. The run stops after the group in which `most_s` seconds pass. Losses are comparable
-        between runs with the same seed, nodes, devices and batches.
-    elastic: train `most_steps` steps while nodes, except the first node, may be lost. The run is
-        the only run of its plan, with ddp and without switches. The nodes that are present divide
-        the global batch. A checkpoint is written every `checkpoint_every` steps. When a node is
-        lost, the other nodes wait `wait_s` seconds for a replacement.
+    learn: train `most_steps` steps in `windows` equal windows, and record each window's mean loss.
+        The run ends early after the window in which `most_s` seconds have passed. Losses are
+        comparable between runs with the same seed, nodes, devices and batches.
+    elastic: train `most_steps` steps, even if nodes other than the first node are lost. The present
+        nodes divide the global batch. A checkpoint is written every `checkpoint_every` steps. After
+        a loss, the other nodes wait `wait_s` seconds for a replacement. An elastic run is the only
+        run of its plan, uses ddp, and has no switches.
 
     Other fields:
 
     nodes: indices of the nodes that take part, in ascending order.
     devices: the number of devices that the run uses on each of `nodes`. Empty means one device per
         node.
-    batches: the samples per device and micro-step on each of `nodes`. For profile, the batch sizes
-        to profile, in ascending order.
-    message_bytes: for probe, the sizes in bytes of the messages to all-reduce.
+    batches: the samples per device and micro-step on each of `nodes`. For kind profile, the batch
+        sizes to profile, in ascending order.
+    message_bytes: for kind probe, the sizes in bytes of the messages to all-reduce.
     """
 
     run_id: str
@@ -185,19 +181,20 @@ class Plan:
     expected: the devices that each node must have.
     port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails.
-    join_s: seconds that nodes wait for each other at the start, and that a check of GPUs may take.
-    prepare_s: seconds that nodes may take to install requirements.
-    patience_s: seconds for repeating measurements during which the hypervisor took much CPU time.
-    ranks: the nodes that take part in this start of torchrun, in ascending order; empty means all.
-    pairs: True if the machines first measure the link between each pair of machines.
-    checkpoints: the checkpoint folder of an elastic run. All nodes share the folder, and it
-        outlives the nodes.
+    join_s: maximum seconds that nodes wait for each other at the start. A check of GPUs may take
+        the same time.
+    prepare_s: maximum seconds that nodes take to install requirements.
+    patience_s: seconds for repeating disturbed measurements (see measuring.Patience).
+    ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
+    pairs: True to measure the link between each pair of machines before the runs.
+    checkpoints: the checkpoint folder of an elastic run, which all nodes share and which outlives
+        the nodes.
     """
 
     lease_id: str
     attempt: int
     addresses: list[str]
-    expected: list[Devices]  # no default, so that each caller decides
+    expected: list[Devices]
     workloads: list[WorkloadFile]
     items: list[Item]
     port: int = 29500
@@ -220,16 +217,17 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the maximum seconds that a node waits until torchrun starts on the other nodes."""
+        """Return the maximum seconds that torchrun waits for the torchrun of other nodes."""
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
     @property
     def rank_counts(self) -> dict[int, int]:
-        """Return {node: number of ranks} for the nodes that take part in this start of torchrun.
+        """Return {node: number of ranks} for the nodes that take part in this attempt.
 
-        A node has one rank for each device of its largest run. The nodes are in the order of
-        torchrun's ranks. Raises ValueError if a run needs a node that does not take part.
+        A node has one rank for each device of its largest run. Nodes are in ascending order, which
+        is also the order of torchrun's ranks. Raises ValueError if a run needs a node that does not
+        take part.
         """
         counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
         for item in self.items:
@@ -238,20 +236,19 @@ class Plan:
                     counts[node] = max(counts[node], used)
                 elif node in item.needs:
                     raise ValueError(
-                        f"run {item.run_id} needs node {node}, which does not take part"
-                        " in this start of torchrun"
+                        f"run {item.run_id} needs node {node}, which is not in this attempt"
                     )
         return counts
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Return (node, index of the device on the node) for each rank."""
+        """Return a list with (node, index of the device on the node) for each rank."""
         return [(node, place) for node, count in self.rank_counts.items() for place in range(count)]
 
     @property
     def host(self) -> int:
         """Return the first node that takes part, to which the other nodes connect."""
-        return next(iter(self.rank_counts))
+        return min(self.rank_counts)
 
     def ranks_of(self, item: Item) -> tuple[int, ...]:
         """Return the ranks of the run `item`, in the order of its nodes."""
@@ -297,8 +294,7 @@ def record_of(
     values: the measured values; a failed run has none.
     devices: the devices that the run used, one entry per node.
 
-    The `cause` of a failed record is DATA if the workload's data were missing, and "" if the
-    workload is at fault.
+    The field `cause` is DATA if the workload's data were missing, else "".
     """
     workload = plan.workload(item)
     return {
@@ -325,11 +321,11 @@ def fail_runs(
 ) -> NoReturn:
     """Write a failed record for each run that uses `node`, and exit with `code`.
 
-    `cause` is one of:
+    Values of `cause`:
 
-    MACHINE: the machine lacks its devices.
+    MACHINE: the machine lacks the expected devices.
     INSTALL: the package index did not respond, or the installation took too long.
-    "": the workload is at fault.
+    "": the workload is the cause.
     """
     for item in plan.items:
         if node in item.nodes:

@@ -1,8 +1,8 @@
 """Time a fixed computation beside each measurement, to show how fast the machine was at that time.
 
-The computation multiplies small matrices and copies memory. Other tenants, shared caches and lower
-clock rates slow down the computation as they slow down training. Times are comparable only between
-machines of one instance type.
+The computation multiplies small matrices and copies memory. A busy host slows down this computation
+as it slows down training, for example by a lower clock rate. Times are comparable only between
+machines of the same instance type.
 """
 
 import torch
@@ -10,11 +10,11 @@ import torch
 from .device import now
 
 # Rows of the square matrices, MiB to copy, products per round, and rounds. One repetition takes
-# about 5 ms on one core, and 20 ms on a T4. A change makes older times incomparable.
+# about 5 ms on one core, and 20 ms on a T4. With other numbers, older times are not comparable.
 _CPU = (256, 8, 4, 3)
 _CUDA = (2048, 32, 1, 4)
 _MOST_REPEATS = 100
-_LEAST_S = 0.05  # several periods of a CPU quota, which would distort a shorter time
+_LEAST_S = 0.05  # minimum seconds to time, because a CPU quota would distort a shorter time
 
 
 class Reference:

@@ -26,16 +26,16 @@ from .processes import die_with_parent
 
 INSTALL_S = 300.0  # time limit of an installation; equals Plan.prepare_s if nodes install
 _MARKER = "complete.json"
-# Environment variables by which pip finds programs and a package index. Values with a password are
-# left out, because pip runs code of packages.
+# Environment variables that pip gets, such as PATH and the package index. Values with a
+# password are left out, because pip runs code of packages.
 _CARRIED = re.compile(
     "PATH|LANG|LC_ALL|LD_LIBRARY_PATH|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|PIP_[A-Z_]+|"
     "(?:http|https|no)_proxy|(?:HTTP|HTTPS|NO)_PROXY"
 )
 _PASSWORD = re.compile(r"://[^/\s]*@")
 _MOST_WORDS = 600  # maximum number of characters of pip's output in a message
-# A line that makes pip run no code of a package: a name with a version, a wheel, or one option of
-# the index. pip reads further options behind a name or an option, so nothing may follow.
+# A line of a requirements file that runs no code of a package: a name with a version, a wheel, or
+# one option about the index. Nothing may follow on the line, because pip would read more options.
 _PLAIN = re.compile(
     r"""(?!\S+\.(zip|tar|tgz|tbz|txz|tlz|tar\.\w+)\b)
         \w[\w.-]*\s*(\[[^]]*\]\s*)?([<>=!~;(](?!.*\s-).*)?
@@ -45,13 +45,13 @@ _PLAIN = re.compile(
     | --no-index | --pre | --prefer-binary | --require-hashes""",
     re.VERBOSE | re.IGNORECASE,
 )
-_UNREACHED = "connection broken by"  # in pip's output if an index does not respond
+_UNREACHED = "connection broken by"  # pip prints these words if an index does not respond
 
 
 class NotInstalled(Exception):
     """The requirements cannot be installed.
 
-    passing: True if the network or the time limit may be the cause, so that a retry may help.
+    passing: True if a retry may help, because the cause may be the network or the time limit.
     """
 
     def __init__(self, sentence: str, *, passing: bool = False) -> None:
@@ -145,7 +145,7 @@ def install(
             if code:
                 words = " ".join(output.split())[-_MOST_WORDS:]
                 raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
-        marker.touch()  # the modification time also shows which environments are in use
+        marker.touch()  # the modification time shows when the environment was last used
     return str(python)
 
 
@@ -163,9 +163,9 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def is_plain(line: str, root: Path) -> bool:
-    """Return True if pip runs no package code for a line of a requirements file, except in builds.
+    """Return True if pip with --only-binary=:all: runs no package code for a requirements line.
 
-    `root` is the folder in which pip runs. The pip option --only-binary forbids builds.
+    `root` is the folder in which pip runs.
     """
     wheel = root / line.rpartition("@")[2].strip()
     is_folder = wheel.suffix.lower() == ".whl" and wheel.is_dir()
@@ -174,7 +174,7 @@ def is_plain(line: str, root: Path) -> bool:
 
 def _create(environment: Path) -> None:
     """Create an environment that has no pip and can import this Python's packages."""
-    shutil.rmtree(environment, ignore_errors=True)  # the rest of a failed installation
+    shutil.rmtree(environment, ignore_errors=True)  # left over from a failed installation
     venv.create(environment, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in _packages()]
@@ -205,15 +205,15 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     except subprocess.TimeoutExpired:
         return None, ""
     finally:
-        if process.returncode is None:  # not reaped yet, so its PID cannot have been reused
+        if process.returncode is None:  # not reaped yet, so the PID still belongs to this process
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
 
 def readable() -> list[str]:
-    """Return Python's folders and the values of pip's environment variables, such as a certificate.
+    """Return the paths that pip must be able to read: Python's folders, certificates and the like.
 
-    pip must be able to read those results that are paths.
+    Values of pip's environment variables that are not paths are included too.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

@@ -1,14 +1,16 @@
 """Run the training steps of this rank: time them with and without communication, or record losses.
 
-Data parallelism averages gradients over W ranks. Rank i has a batch of b_i samples, and all ranks
-together have B. The mean loss of rank i is multiplied by W b_i / B, so that unequal batches train
-like one global batch. Steps are timed in blocks. Ranks agree between blocks whether to stop, so
-that this exchange is not timed.
+Data parallelism averages gradients over W ranks. Rank i has a batch of b_i samples, and the global
+batch has B samples. The mean loss of rank i is multiplied by W b_i / B, so that unequal batches
+train like one global batch.
 
-Loader workers finish batches at about the same time, so waits for batches come in bursts. The step
-time of a workload with a loader is therefore the median time without waits, plus the mean wait. The
-number of steps is a multiple of the number of workers. Workers are paused between blocks, because
-batches loaded while no step runs would make the measured rate too high.
+Steps are timed in blocks. Ranks agree between two blocks whether to stop, so that this exchange is
+not timed.
+
+The worker processes of a DataLoader finish batches at about the same time, so waits for batches
+come in bursts. The step time of a workload with a loader is therefore the median time without
+waits, plus the mean wait. The number of steps in a block is a multiple of the number of workers.
+Workers are paused between blocks, because batches loaded in a pause would shorten the next waits.
 """
 
 import math
@@ -53,14 +55,15 @@ def one_step(
     module: the model, or the module into which a strategy wrapped it.
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
     scale: the factor of each sample's loss: the number of ranks divided by the global batch.
-    sync: True to communicate gradients: in the last micro-step, or with FSDP in every micro-step.
+    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
+        micro-step.
     """
     built.optimizer.zero_grad(set_to_none=True)
     losses = []
     for micro, size in enumerate(sizes):
         if not size:
             continue
-        # FSDP exchanges in every micro-step, because whole gradients may not fit on a device
+        # FSDP communicates in every micro-step, because whole gradients may not fit on a device
         exchanges = sync and (micro == len(sizes) - 1 or isinstance(module, FSDPModule))
         with nullcontext() if exchanges else no_sync(module):
             loss = built.loss_of(module, size)
@@ -74,15 +77,17 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
-    `step` takes one optimizer step and returns its loss.
+    step: takes one optimizer step and returns its loss.
+    losses: the loss of each step that communicated gradients.
+    elapsed_s: seconds of all accepted blocks, with barriers and the start of loader workers.
     """
 
     step: Callable[..., float]
     built: LoadedWorkload
     group: Group
     patience: Patience
-    losses: list[float] = field(default_factory=list)  # one loss per step that communicated
-    elapsed_s: float = 0.0  # seconds of all kept blocks, with barriers and starts of loader workers
+    losses: list[float] = field(default_factory=list)
+    elapsed_s: float = 0.0
 
     @property
     def workers(self) -> int:
@@ -98,7 +103,8 @@ class TimedSteps:
 
         1. `item.warmup_steps` steps
         2. in fp16, steps until the loss scale stops falling
-        3. one step per loader worker, until `item.most_s` seconds have passed since the first step
+        3. one step for each loader worker; no more steps start `item.most_s` seconds after the
+           first step
 
         Raises NotMeasured if gradients in fp16 overflow at every loss scale.
         """
@@ -118,10 +124,10 @@ class TimedSteps:
             self.train()
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time a block of `count` steps, and repeat it while it is disturbed (see Patience).
+        """Time a block of `count` steps, and repeat the block while it is disturbed (see Patience).
 
-        Returns a tensor of shape (ranks, count, 2): the duration of each step, and the wait for its
-        batches, in seconds.
+        Returns a tensor of shape (ranks, count, 2) in seconds. The last dimension has the duration
+        of a step, and the part of the duration in which the step waited for batches.
 
         sync: False for steps that do not communicate gradients.
         """
@@ -146,7 +152,7 @@ class TimedSteps:
     def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
         """Time blocks of steps until the step time is precise (see `measuring.next_block`).
 
-        Returns two lists in seconds: the duration of each step, and the wait for its batches. Each
+        Returns two lists in seconds: the duration of each step, and its wait for batches. Each
         entry is the maximum over ranks.
         """
         seconds: list[float] = []
@@ -161,7 +167,7 @@ class TimedSteps:
         return seconds, waits
 
     def compute_s(self) -> list[float]:
-        """Return each rank's median step time in seconds, without communication and waits."""
+        """Return each rank's median step seconds, without communication and loader waits."""
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
@@ -178,8 +184,8 @@ def _prepared(
 ) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
-    Returns a function that takes an optimizer step and returns the loss of the step, and the
-    fraction of the global batch on this rank.
+    Returns (step, weight). `step()` takes an optimizer step and returns its loss. `weight` is this
+    rank's fraction of the global batch.
     """
     module = built.model
     if group is None:
@@ -197,12 +203,12 @@ def _prepared(
 def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     """Train, and return the training losses for the run's record.
 
-    Training has `item.windows` windows, groups of consecutive steps. Training ends early after
-    `item.most_s` seconds, or after a window whose loss is not finite. The result has these keys:
+    The steps are divided into `item.windows` equal windows. Training ends early after the window in
+    which `item.most_s` seconds have passed, or whose loss is not finite. The result has these keys:
 
-    losses: the mean loss of each window over all samples. A loss that is not finite is left out.
+    losses: the mean loss of each window over all samples, without a loss that is not finite.
     steps_a_window: the number of steps in a window.
-    diverged: True if the last loss was not finite.
+    diverged: True if the loss of the last window was not finite.
     """
     step, weight = _prepared(item, built, group)
     steps = item.most_steps // item.windows
@@ -225,13 +231,12 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
 def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -> dict[str, Any]:
     """Time training steps, and return the values for the run's record.
 
-    `item` must list its nodes in the order of the ranks in `group`. Raises NotMeasured if the first
-    or the last loss is not finite, or if gradients in fp16 overflow at every loss scale.
+    The nodes of `item` must be in the order of the ranks in `group`. Raises NotMeasured if the
+    first or the last loss is not finite, or if gradients in fp16 overflow at every loss scale.
     """
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
-    # Sizes must be read before the model is sharded.
-    sizes = built.sizes
+    sizes = built.sizes  # before a strategy shards the model
     step, weight = _prepared(item, built, group)
     build_s = clock_s() - started
 
@@ -246,17 +251,16 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 
     seconds, waits = timed.until_steady(item)
-    step_s, input_s = median(seconds), median(waits)
+    step_s, input_s, waited_s = median(seconds), median(waits), 0.0
     if loader is not None:
-        input_s = fmean(waits)
+        input_s = waited_s = fmean(waits)
         without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
         step_s = median(without) + input_s
     peak = peak_bytes(built.device)
     always = group is not None and item.strategy in ALWAYS_COMMUNICATE
     compute_s = [] if group is None or always else timed.compute_s()
-    waited_s = 0.0 if loader is None else input_s
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    # The last loss is that of the last planned step, even if repeated blocks trained longer.
+    # Repeated blocks train extra steps. Use the loss of the same step as a run without repetitions.
     measured = warmed + max(item.most_steps, len(seconds))
     first, last = timed.losses[0], timed.losses[:measured][-1]
     by_rank = of_ranks([first * weight, last * weight, peak], group)

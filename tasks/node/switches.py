@@ -1,9 +1,9 @@
 """Apply switches, optional features of a run, to a model. Several switches are joined by "+".
 
 checkpointing   the backward pass recomputes the activations inside modules of several layers
-compile         torch.compile; the time of compilation counts as start-up, not as step time
-offload         sharded weights, gradients and optimizer states stay in host memory; implemented in
-                strategies/
+compile         torch.compile; compilation counts as start-up time, not as step time
+offload         sharded weights, gradients and optimizer states stay in host memory; strategies/
+                implements this switch
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 NONE = "none"
 CHECKPOINTING, COMPILE, OFFLOAD = SWITCHES = ("checkpointing", "compile", "offload")
 _CALL_CHILDREN = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-_MAX_GRAPHS = 128  # maximum number of graphs; each block, batch size and kind of step needs one
-_BLOCKS = 8  # a block has at most 1 / _BLOCKS of all weights, unless an indivisible module has more
+_MAX_GRAPHS = 128  # each block, batch size and kind of step needs a graph
+_BLOCKS = 8  # a block has at most 1 / _BLOCKS of all weights, unless its module is indivisible
 
 
 def on(switches: str) -> frozenset[str]:
@@ -55,10 +55,9 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         torch.compiler.reset()  # graphs of earlier runs would count towards the limit
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
-        torch._dynamo.config.fail_on_recompile_limit_hit = (
-            True  # by default, torch continues uncompiled
-        )
-        # the weights of a sharded model are gathered between blocks
+        # by default, torch runs the model uncompiled above the limit
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        # between its blocks, a sharded model gathers weights, which cannot be compiled
         for module in [model] if whole else blocks(model):
             module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 
@@ -73,12 +72,12 @@ def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_nothing(switches: str) -> bool:
-    """Return True if `compile` is on, but torch has not compiled any graph."""
+    """Return True if the switch compile is on, but torch has not compiled any graph."""
     return COMPILE in on(switches) and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of `model`: the modules that FSDP shards, and gathers, as a unit.
+    """Return the blocks of `model`: the modules whose weights FSDP shards and gathers together.
 
     A block that can be divided has at most 1 / _BLOCKS of all weights. Modules that share a weight
     with the rest of the model, such as a tied head, are not blocks.
@@ -111,8 +110,9 @@ def _modules(
     divides: returns False for modules that must stay whole.
     """
     for child in module.children():
-        # A list is never called. torch's own classes, except _CALL_CHILDREN, use the weights of
-        # their children without calling the children.
+        # A ModuleList is never called, so it must be divided. torch's own classes, except
+        # _CALL_CHILDREN, use the weights of their children without calling the children. They must
+        # stay whole.
         calls = isinstance(child, _CALL_CHILDREN) or not type(child).__module__.startswith("torch.")
         is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
         if is_list or (calls and divides(child) and _size(child) > limit):

@@ -2,8 +2,8 @@
 
 The operators do not load if torchvision was built for CUDA and torch for the CPU. The import of
 torchvision 0.28 then fails, because the operators `nms` and `qnms` are not declared. Imports of
-transformers, torchmetrics and Lightning fail too. This module declares the operators without an
-implementation, so that only a call raises an error.
+transformers, torchmetrics and Lightning fail too. This module declares the two operators without an
+implementation. The imports then work, and only a call of the operators raises an error.
 """
 
 from importlib.machinery import PathFinder
@@ -15,7 +15,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def declare_what_did_not_load() -> None:
-    """Declare operators nms and qnms if torchvision is installed but its library does not load."""
+    """Declare `nms` and `qnms` if torchvision is installed but its library does not load."""
     package = find_spec("torchvision")
     if package is None or hasattr(torch.ops.torchvision, "nms"):
         return

@@ -1,8 +1,8 @@
 """Run one torchrun rank: join the process group, wait for the controller, measure the plan's runs.
 
-The controller is the process that launched the machines. Each item of its plan is one
-measurement run. If a workload fails before its first collective, only its run fails. If a rank
-fails inside a collective, torchrun ends, and the controller starts it again without that run.
+The controller is the process that launched the machines. Each item of its plan is one measurement
+run. If a workload fails before its first collective, only its run fails. If a rank fails inside a
+collective, torchrun ends. The controller then starts torchrun again without the failed run.
 """
 
 import re
@@ -36,10 +36,7 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Measure those runs of the plan in which this rank takes part.
-
-    The exit code is 0 if every run has a record.
-    """
+    """Measure the runs of the plan that use this rank. The exit code is 0 if each has a record."""
     die_with_parent()
     launch = Launch()
     go = launch.wait_for_go({"pairs": launch.pairs})
@@ -47,7 +44,7 @@ def main() -> None:
         launch.take_order(go)
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"the ranks could not be reordered: {explain(error)}")
-    beside: list[int] = []  # indices of single-node items for which this rank has not waited
+    beside: list[int] = []  # indices of single-node runs whose end this rank has not awaited
     for index, item in enumerate(launch.plan.items):
         together = len(item.nodes) > 1
         if together:
@@ -64,17 +61,17 @@ def main() -> None:
 
 
 def serve(launch: Launch, index: int, item: Item) -> None:
-    """Measure the run `item` together with the other ranks that take part in it.
+    """Measure the run `item` together with its other ranks.
 
-    The run's first rank writes the record. A rank that fails writes a failed record. `index` is the
-    run's position in the plan.
+    The run's first rank writes the record. A rank that fails inside a collective writes a failed
+    record and exits. `index` is the run's position in the plan.
     """
     reset_peak(launch.device)
     launch.begin(item)
     built, problem = prepare(launch, item)
     try:
         problem = agree(launch, item, problem)
-    except Exception as error:  # a rank died while building, or exceeded the timeout
+    except Exception as error:  # another rank died or hangs while it builds the workload
         abort(launch, index, item, error)
     build_s = time.time() - launch.started_unix
     values: dict[str, Any] = {}
@@ -103,8 +100,8 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns (workload, ""), or (None, reason) if anything fails. A probe of the network has no
-    workload and gets (None, "").
+    Returns (workload, ""), or (None, reason) after a failure. Returns (None, "") for a probe of the
+    network, which has no workload.
     """
     if item.kind == "probe":
         return None, ""
@@ -124,9 +121,9 @@ def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
 
 
 def agree(launch: Launch, item: Item, problem: str) -> str:
-    """Exchange `problem` with the run's other ranks, and return the problems of all ranks as text.
+    """Gather `problem` from all ranks of the run, and return one text with all problems.
 
-    The result is "" if no rank has a problem. Raises RuntimeError if a rank is lost.
+    Returns "" if no rank has a problem. Raises RuntimeError if a rank is lost.
     """
     problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
     ranks = zip(launch.plan.ranks_of(item), problems, strict=True)
@@ -138,9 +135,12 @@ def agree(launch: Launch, item: Item, problem: str) -> str:
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
     """Measure the run `item`, and return the values for its record.
 
-    `built` is the workload; None for a probe of the network. Raises NotMeasured if the run yields
-    no measurement, or if the strategy should train exactly like ddp but its losses differ. Also
-    raises the errors of the workload.
+    `built` is the workload, or None for a probe of the network.
+
+    Raises:
+        NotMeasured: the run yields no measurement, or a strategy of EQUAL_TO_DDP has other losses
+            than ddp.
+        Exception: any error of the workload.
     """
     group, patience = launch.group(item), launch.patience
     placed = launch.placed(item)
@@ -152,7 +152,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     elif item.kind == LEARN:
         values = learn(placed, built, group)
     else:
-        # once per workload, strategy, precision and layout
+        # compare once for each workload, strategy, precision and set of ranks
         key = f"{item.workload} {item.strategy} {item.precision} {launch.plan.ranks_of(item)}"
         if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
             compare(placed, partial(launch.load, item), group)
@@ -178,11 +178,12 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
     """Write a failed record and exit, so that torchrun ends the other ranks.
 
-    No record is written if `error` means that a peer was lost, because another rank is the cause.
+    If `error` means that another rank was lost, no record is written, because that rank is the
+    cause.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     key, code = f"item-{index}-done", EXIT_LOST_PEER
-    with suppress(dist.DistError):  # the store's machine is lost, so the item is not at fault
+    with suppress(dist.DistError):  # raised if the store's machine is lost: exit without a record
         launch.store.check([key])
         # every failed rank writes the record, because torchrun may end the first rank too early
         if not lost_peer(error):

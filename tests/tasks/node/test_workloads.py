@@ -43,7 +43,8 @@ def test_ranks_train_from_equal_weights_on_other_samples(name):
     assert all(map(torch.equal, built.model.parameters(), other.model.parameters()))
     assert one_step(built, built.model, [2], scale=1 / 2) > 0
     assert not all(map(torch.equal, built.model.parameters(), other.model.parameters()))
-    assert 1_000_000 <= built.gradient_bytes == 4 * built.parameters <= 16_000_000
+    count, size = built.sizes.values()
+    assert 1_000_000 <= size == 4 * count <= 16_000_000
     first, second = (load(HOME, name, rank=rank).make_batch(700)[0] for rank in (0, 1))
     assert len(first) == 700 and not torch.equal(first, second)
 

@@ -89,7 +89,7 @@ def test_in_full_it_is_the_librarys_own(settings, name):
     assert found == expected
     assert {weights.device.type for weights in built.model.parameters()} == {"meta"}
     entrypoint = str(settings.workloads[name].entrypoint)
-    assert built.parameters == PARAMETERS[entrypoint.partition(":")[2]]
+    assert built.sizes["parameters"] == PARAMETERS[entrypoint.partition(":")[2]]
 
 
 @pytest.mark.parametrize("name", SMALL)
