@@ -25,7 +25,7 @@ counted from 1. This module imports only the standard library.
         records/<run_id>.json   the record of a run, from the run's first node or a node that failed
     node-<i>/, written by the courier (a root process on EC2)
         data.json           progress of the downloads
-        notice.json         EC2's notice that it takes the machine back
+        notice.json         EC2's notice that it will end the spot machine
         refused.json        why files of this machine were not uploaded
 """
 
@@ -45,7 +45,7 @@ ELASTIC = "elastic"
 TRAINING = ("train", LEARN, ELASTIC)  # kinds of items that train on all their devices together
 CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
-_DATA_MISSING = "DataMissing: "  # launch.explain puts the error's type at the start of the reason
+_DATA_MISSING = "DataMissing: "  # part of the reason of a failure, from launch.explain
 LEAST_ORDERED = 4  # minimum number of machines for which the order of the all-reduce ring matters
 ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
 

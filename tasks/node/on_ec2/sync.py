@@ -124,7 +124,8 @@ class Outbox:
 
         Raises the first error in s3.FAULTS after all files have been tried.
         """
-        first_error = None  # raised at the end, so that a bad file does not delay the heartbeat
+        # Errors are raised at the end, so that a failed upload does not delay other files.
+        first_error = None
         for name in self.waiting():
             now, state = time.monotonic(), self.states[name]
             if now >= until:

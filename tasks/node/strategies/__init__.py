@@ -156,7 +156,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 
 
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
-    """Shard a model block by block, so that it never has to fit on a device as a whole.
+    """Shard a model block by block, so that the whole model never has to fit on one device.
 
     The model must be in host memory. Afterwards, `optimizer` trains the shards. `options` are
     passed to torch's `fully_shard`.

@@ -71,7 +71,7 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum of `gradient` over ranks, with only each machine's largest entries.
+        """Return the sum of `gradient` over ranks, of only the largest entries of each machine.
 
         `gradient` and the result have shape (d,). An entry that no machine sends is 0. Unsent
         entries stay in `residuals[index]`, and are added to the bucket's next gradient. Every rank

@@ -1,7 +1,7 @@
 """Copy a model to all ranks, replace an optimizer's parameters, and provide `no_sync`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -75,6 +75,8 @@ def no_sync(module: nn.Module) -> Iterator[None]:
         module.set_requires_gradient_sync(False)
         yield
         module.set_requires_gradient_sync(True)
-    else:
-        with module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext():
+    elif isinstance(module, DistributedDataParallel):
+        with module.no_sync():
             yield
+    else:
+        yield

@@ -5,11 +5,11 @@
             weights so far. Ranks send their indices to the owner. The owner returns rows, or for an
             nn.EmbeddingBag sums of rows [Naumov et al. 2019]
 
-Gradients travel the opposite way, so a step equals that of ddp up to rounding. The bytes that a
-rank sends for a table grow with the rank's samples, not with the table.
+Gradients are sent in the opposite direction, so a step equals a step of ddp up to rounding. The
+bytes that a rank sends for a table depend on the rank's batch, not on the size of the table.
 
 If the ranks' batches differ, only the ranks with the smallest batch own tables. For example, slow
-hosts with much memory get small batches, and look up rows for fast hosts.
+hosts with much memory train small batches, own the tables, and look up rows for fast hosts.
 
 All ranks must call the tables in the same order. The shape of a rank's indices must not change
 between steps.

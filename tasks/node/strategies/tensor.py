@@ -115,7 +115,7 @@ def divide(
         _replace(model, run, blocks)
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # torch's fast path needs whole weights
+            part.use_nested_tensor = False  # disables torch's fast path, which needs whole weights
     retarget(optimizer, blocks.of)
     optimizer.register_step_pre_hook(blocks.sum_gradients)
     module: Any = model
@@ -267,7 +267,7 @@ class _Norm(nn.Module):
 class _Attention(nn.Module):
     """Self-attention of an nn.TransformerEncoderLayer, with heads divided among a grid row."""
 
-    in_proj_bias = None  # keeps torch's layer from its fast path, which needs the whole weights
+    in_proj_bias = None  # disables the fast path of torch's layer, which needs whole weights
 
     def __init__(self, blocks: Blocks, whole: nn.MultiheadAttention) -> None:
         super().__init__()
