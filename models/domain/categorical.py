@@ -1,4 +1,4 @@
-"""Store a sequence of repeated values as a table of distinct values and an array of positions."""
+"""Encode a sequence of repeated values as its distinct values and an array of positions."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
@@ -11,9 +11,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows, and a (rows,) array with the position of each row among them.
+    """Return the distinct rows, and a (rows,) array of positions in the distinct rows.
 
-    Distinct rows are in order of first appearance.
+    The distinct rows are in the order of their first appearance.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]

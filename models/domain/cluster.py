@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 ANY_ZONE = "any"  # the price holds in every zone of its region
 
-# Spot Advisor publishes the share of a type's machines interrupted within a month as one of five
-# ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values are the ranges'
-# midpoints; the last range is open, and 30 % is a guess. A type without a range is usually new or
-# scarce. It gets the worst range, since a false warning costs a job less than a missing warning.
+# EC2's Spot Advisor publishes the share of a type's machines that are interrupted within a month.
+# The share is one of five ranges: below 5 %, 5 to 10, 10 to 15, 15 to 20 and above 20 %. The values
+# are the midpoints of the ranges. The last range is open, and 30 % is a guess.
 ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 
@@ -26,13 +25,13 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Return one spot machine's interruptions per hour from its class in EC2's Spot Advisor.
+    """Return the expected interruptions of a spot machine per hour.
 
-    `bucket` is the class, 0 to 4: a range of the share of machines that are interrupted within a
-    month. None and any other number count as class 4, the worst.
+    `bucket` is the range, 0 to 4, in which EC2's Spot Advisor puts the instance type. None and
+    larger numbers count as range 4, the worst. A type without a range is usually new or scarce, and
+    a false warning costs a job less than a missing warning.
     """
-    shares = dict(enumerate(ADVISED_MONTHLY_SHARE))
-    share = shares.get(-1 if bucket is None else bucket, ADVISED_MONTHLY_SHARE[-1])
+    share = ADVISED_MONTHLY_SHARE[4 if bucket is None else min(bucket, 4)]
     return -math.log1p(-share) / _MONTH_HOURS
 
 
@@ -71,10 +70,10 @@ class Offer:
     """An instance type at a price in one market (on-demand or spot) and zone.
 
     - `usd_per_hour`: the price that the user's account pays for the machine; None means unknown
-    - `price_source`: says that `usd_per_hour` is an estimate, or is empty
+    - `price_source`: a note if `usd_per_hour` is an estimate, else empty
     - `public_usd_per_hour`: the public price, if it differs from `usd_per_hour`
-    - `own_price`: the reason why `usd_per_hour` differs from the public price
-    - `storage_usd_per_hour`: the price of the volume
+    - `own_price`: a note that says why `usd_per_hour` differs from the public price, else empty
+    - `storage_usd_per_hour`: the price of the machine's volume
     - `other_usd_per_hour`: the price of the public IP address and of requests to S3
     - `start_usd`: the cost to download the workload's data each time the machine starts
     """
@@ -133,13 +132,13 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of one training job: an offer per instance, in the order of torchrun's ranks."""
+    """The machines of one training job: an offer for each machine, by torchrun's node rank."""
 
     members: tuple[Offer, ...]
 
     @classmethod
     def of(cls, *counted: tuple[int, Offer]) -> Cluster:
-        """Build a cluster from (count, offer) pairs, in the order of torchrun's node ranks."""
+        """Build a cluster from (number of machines, offer) pairs, in the order of node ranks."""
         return cls(members=tuple(offer for count, offer in counted for _ in range(count)))
 
     @property
@@ -149,9 +148,10 @@ class Cluster:
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
-        """Return dollars per hour of machines, of volumes, and of IP addresses with S3 requests.
+        """Return three sums in dollars per hour: machines, volumes, and other costs.
 
-        The price of the machines is None if the price of any machine is unknown.
+        The other costs are IP addresses and requests to S3. The sum of the machines is None if the
+        price of any machine is unknown.
         """
         known = [one.usd_per_hour for one in self.members if one.usd_per_hour is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
@@ -160,15 +160,12 @@ class Cluster:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price of all machines in dollars per hour; None if a price is unknown.
-
-        Volumes, IP addresses and S3 requests are not included.
-        """
+        """Return the price of all machines, without volumes; None if a price is unknown."""
         return self.bill_per_hour[0]
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour of machines, volumes, IP addresses and S3 requests.
+        """Return the price of machines, volumes, IP addresses and S3 requests together.
 
         Returns None if the price of any machine is unknown.
         """
@@ -177,7 +174,7 @@ class Cluster:
 
     @property
     def start_usd(self) -> float:
-        """Return the price in dollars of the data that all machines download at the job's start."""
+        """Return the dollars for the data that all machines download when the job starts."""
         return sum(offer.start_usd for offer in self.members)
 
     @property
@@ -187,7 +184,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (count, offer) for each group of equal offers with consecutive node ranks."""
+        """Yield (number of machines, offer) for each run of equal offers, by node rank."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 
@@ -198,10 +195,10 @@ def cluster_name(instance_types: Iterable[str]) -> str:
 
 
 def parse_cluster(text: str) -> tuple[str, ...]:
-    """Return each instance's type, by node rank: `2xa+1xb` gives `("a", "a", "b")`.
+    """Return the instance type of each machine, by node rank: `2xa+1xb` gives `("a", "a", "b")`.
 
     Raises:
-        ValueError: if the text does not have this form, or has more than MOST_INSTANCES instances.
+        ValueError: if the text does not have this form, or names more than 10,000 machines.
     """
     names: list[str] = []
     for run in text.strip().split("+"):
@@ -215,10 +212,10 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Return `count` whole numbers, one for each instance, from text such as `4+8`.
+    """Return a whole number for each of `count` instances, from a text such as `4+8`.
 
-    A single number applies to all instances. `what` is the name of the value in error messages, for
-    example "layout".
+    A single number applies to all instances. Error messages call the value `what`, for example
+    "layout".
 
     Raises:
         ValueError: if a number is not whole and positive, or if the text has neither 1 nor `count`

@@ -1,4 +1,4 @@
-"""Define array types, a quantile of the normal distribution, and comparison up to rounding."""
+"""Define array types, a quantile of the normal distribution, and the tolerance of comparisons."""
 
 import numpy as np
 
@@ -8,14 +8,13 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 Z_90 = 1.6448536269514722  # half-width of a normal's central 90 % interval, in sd
 
-# Smaller relative differences come from the order of summation. They must not decide a comparison.
+# Relative differences below this value are rounding errors. They must not decide a comparison.
 ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return log(values) / ROUNDING as whole numbers, so that comparisons ignore rounding errors.
+    """Return log(values) / ROUNDING, rounded to whole numbers. `values` must be positive.
 
-    `values` are positive. Values whose relative difference is below ROUNDING mostly get the same
-    number.
+    Values that differ by a rounding error mostly get the same number.
     """
     return np.round(np.log(values) / ROUNDING)

@@ -19,19 +19,16 @@ Numbers = tuple[int, ...]
 Row = dict[str, Any]
 
 
-@lru_cache(maxsize=65536)  # a million rows name only a few clusters
-def types_of(cluster: str) -> tuple[str, ...]:
-    """Return the instance type of each machine of `cluster`, like `parse_cluster`, but cached."""
-    return parse_cluster(cluster)
+types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a few clusters
 
 
 def machines_of(
     cluster: str, layout: str, batch: str, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return two tuples with one number per instance: devices used, and batch per device.
+    """Return two tuples with a number for each instance: used devices, and batch per device.
 
-    `layout` has the devices used on each instance, such as `4+4+2`; an empty text means all
-    devices. `devices` maps instance types to their number of devices; the default is 1.
+    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text means
+    all devices. `devices` maps instance types to their number of devices; the default is 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -49,7 +46,7 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 
 
 def mode_of(row: Mapping[str, Any]) -> Mode:
-    """Return the mode (precision, strategy, switches) of a row; missing values mean defaults."""
+    """Return the mode (precision, strategy, switches) of a row, with defaults if missing."""
     return Mode(**{name: str(row[name]) for name in MODE_COLUMNS if not _absent(row.get(name))})
 
 
@@ -61,7 +58,7 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
     return [modes[at] for at in which.tolist()]
 
 
-def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list[str]]:
+def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     """Return the columns cluster, layout and batch_per_device with machines sorted by type.
 
     Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with layout `8+4`. Machines of one type
@@ -71,18 +68,17 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> dict[str, list
     Raises:
         ValueError: if a cluster, layout or batch cannot be parsed.
     """
-    names = ("cluster", "layout", "batch_per_device")
+    names = ["cluster", "layout", "batch_per_device"]
     columns = [map(str, column(frame, name, "").tolist()) for name in names]
     rows, which = numbered(zip(*columns, strict=True))
-    texts: dict[str, list[str]] = {name: [] for name in names}
+    texts = []
     for cluster, layout, batch in rows:
         used, share = machines_of(cluster, layout.strip(), batch, devices)
         machines = sorted(zip(types_of(cluster), used, share, strict=True), key=itemgetter(0))
         types, layouts, batches = zip(*machines, strict=True)
-        texts["cluster"].append(cluster_name(types))
-        texts["layout"].append("+".join(map(str, layouts)))
-        texts["batch_per_device"].append("+".join(map(str, batches)))
-    return {name: [values[at] for at in which.tolist()] for name, values in texts.items()}
+        numbers = ("+".join(map(str, each)) for each in (layouts, batches))
+        texts.append((cluster_name(types), *numbers))
+    return pd.DataFrame(texts, columns=names).iloc[which].set_axis(frame.index)
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:
@@ -94,7 +90,8 @@ def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None
         raise ValueError(f"unknown {what} {name!r}; {nearest_names(name, known)}")
 
 
-# Workload, mode, sorted (instance type, devices, batch) of the machines, accumulation steps.
+# Workload, mode, sorted (instance type, used devices, batch per device) of the machines, and
+# accumulation steps.
 Key = tuple[str, Mode, tuple[tuple[str, int, int], ...], int]
 
 
@@ -104,9 +101,9 @@ def setup_key(setup: Setup) -> Key:
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
-    """Return the key of a measurement row's setup; see `setup_key`.
+    """Return the key, as in `setup_key`, of the setup in a row of measurements.
 
-    devices: the number of devices of each instance type, for rows without a layout.
+    devices: the number of devices of each instance type; needed if the row has no layout.
 
     Raises:
         ValueError: if the cluster, layout or batch cannot be parsed.
@@ -123,8 +120,8 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup; the keys of the result are those of `setup_key`.
 
-    A row counts as one measurement, or as the number in its column `runs`. `types` has the number
-    of devices of each instance type, for rows without a layout.
+    A row counts as one measurement, or as the number in its column `runs`. `types` tells the number
+    of devices of each instance type for rows without a layout.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()
@@ -134,7 +131,7 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Return the frame's rows as dictionaries with text keys."""
+    """Return the rows of the frame as dictionaries."""
     rows: list[dict[Any, Any]] = frame.to_dict("records")
     return rows
 

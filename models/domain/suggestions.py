@@ -3,8 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
-# Workloads and instance types. Their names become part of cluster names (`2xNAME+1xNAME`), of the
-# labels of runs, and of paths.
+# For names of workloads and instance types. These names become part of paths, of the labels of
+# runs, and of cluster names such as `2xNAME+1xNAME`.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 

@@ -7,7 +7,7 @@ such as `layers` and `hidden`.
 from collections.abc import Mapping
 from typing import Any
 
-# For each size, the settings that may contain it: of Srift, Llama, GPT-2, MPT and similar models.
+# For each size, the keys that may contain it, in Srift's and in Hugging Face's configurations.
 _NAMES = {
     "layers": ("layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden", "hidden_size", "n_embd", "d_model"),
@@ -19,7 +19,7 @@ _NAMES = {
     "vocabulary": ("vocab_size",),
     "parameters": ("parameters",),
 }
-# a setting whose name contains one of these is refused
+# A configuration with one of these texts in a key is refused, unless the value is empty or false.
 _REFUSED = ("expert", "encoder_decoder", "hidden_groups", "state_size", "ssm_")
 USUAL_TOKENS = 2**20  # default tokens per global batch
 
@@ -49,8 +49,8 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
             )
     sizes: dict[str, Any] = {}
     for name, names in _NAMES.items():
-        stated = [config[each] for each in names if config.get(each) is not None]
-        sizes[name] = stated[0] if stated else None
+        stated = (config[each] for each in names if config.get(each) is not None)
+        sizes[name] = next(stated, None)
     sizes["sequence"] = sequence or sizes["sequence"]
     needed = ["layers", "hidden", "sequence"]
     needed += [] if sizes["parameters"] else ["vocabulary"]
@@ -73,8 +73,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
 
 
 def _is_size(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 1 <= value <= 1e15 and value == int(value)
+    return type(value) in (int, float) and 1 <= value <= 1e15 and value == int(value)
 
 
 def _parameters(
@@ -82,7 +81,8 @@ def _parameters(
 ) -> float:
     """Return the number of weights in attention, feed-forward layers and embeddings.
 
-    `sizes` has further sizes of the network, such as the number of heads; None if not stated.
+    `sizes` has the other sizes of the network, such as the number of heads. None means that the
+    configuration does not state the size.
     """
     heads = sizes["heads"] or 1
     head = sizes["head_size"] or hidden / heads

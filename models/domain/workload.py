@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product, starmap
 from typing import TYPE_CHECKING, NamedTuple
 
 from .cluster import Cluster
@@ -12,11 +12,11 @@ from .cluster import Cluster
 if TYPE_CHECKING:
     from .numeric import BoolArray, IntArray
 
-# fp32: products in 32 bits. tf32: tensor cores drop 13 bits of each factor. bf16, fp16: autocast.
+# fp32: products in 32 bits. tf32: tensor cores drop 13 bits of a factor. bf16 and fp16: autocast.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# DDP with compressed gradients: 16 bits per entry; low-rank factors; only the largest entries.
+# DDP with compressed gradients: 16 bits per entry, low-rank factors, or only the largest entries.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
-# DDP with Adasum instead of the mean, applied to gradients or to each device's weight update.
+# DDP with Adasum instead of the mean, of gradients or of the weight updates of the devices.
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states and updates
 # Tensor parallelism: layers split over a row of devices, a square grid, or several square grids.
@@ -25,34 +25,35 @@ SERVED = ("ps-1", "ps-2", "ps-4")  # gradients averaged by 1, 2 or 4 parameter s
 TABLES = "tables"  # DDP with each embedding table on one device
 _GATHERED = ("fsdp", "zero2")
 STRATEGIES = ("ddp", *_GATHERED, *COMPRESSED, *COMBINED, UPDATES_SHARED, *TENSOR, *SERVED, TABLES)
-# The planner chooses these strategies only if a workload allows no others.
+# The planner chooses these strategies only if a workload allows no other strategies.
 UNPLANNED = (POWERSGD_SENT, ADASUM_DELTA, "ps-2", "ps-4")
-# Activations recomputed in the backward pass; torch.compile; sharded states in host memory.
-_SWITCHES = ("checkpointing", "compile", "offload")
+# checkpointing: the backward pass recomputes activations. compile: torch.compile. offload: sharded
+# weights, gradients and optimizer state are kept in host memory.
 SWITCHES = (
     "none",
-    *(
-        "+".join(some)
-        for count in range(1, len(_SWITCHES) + 1)
-        for some in combinations(_SWITCHES, count)
-    ),
+    "checkpointing",
+    "compile",
+    "offload",
+    "checkpointing+compile",
+    "checkpointing+offload",
+    "compile+offload",
+    "checkpointing+compile+offload",
 )
 
 
 class Mode(NamedTuple):
     """How a workload is trained: its precision, strategy (DDP, FSDP, ...) and switches.
 
-    `switches` are names joined by `+`, such as "compile"; `none` means no switch.
+    `switches` are names joined by `+`, such as "compile+offload"; "none" means no switch.
     """
 
-    precision: str = PRECISIONS[0]
-    strategy: str = STRATEGIES[0]
-    switches: str = SWITCHES[0]
+    precision: str = "fp32"
+    strategy: str = "ddp"
+    switches: str = "none"
 
     def __str__(self) -> str:
-        """Return a text such as `bf16 fsdp compile`, without default strategy and switches."""
-        rest = zip(self[1:], (STRATEGIES[0], SWITCHES[0]), strict=True)
-        return " ".join([self.precision, *(value for value, usual in rest if value != usual)])
+        """Return a text such as `bf16 fsdp compile`, without the default strategy and switches."""
+        return " ".join(value for value in self if value not in ("ddp", "none"))
 
     @property
     def sharded(self) -> bool:
@@ -76,20 +77,20 @@ class Mode(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """True for tensor parallelism: it splits layers, and devices exchange activations."""
+        """True for tensor parallelism, which splits layers over devices."""
         return self.strategy in TENSOR
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers (at most one per machine), or 0."""
+        """Return the number of parameter servers, or 0. A machine has at most one."""
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
     def must_be_faster(self) -> bool:
         """True for modes that the planner may choose only if they are reliably faster than DDP.
 
-        Reliably faster means that the upper bound of the mode's predicted step time is below DDP's
-        predicted step time on the same machines.
+        On the same machines, the upper bound of the mode's step time must be below the predicted
+        step time of DDP.
         """
         return self.compressed or self.divided or self.servers > 0
 
@@ -106,7 +107,7 @@ class Mode(NamedTuple):
     @property
     def of_several(self) -> bool:
         """True if the mode needs at least two devices, as every strategy except DDP does."""
-        return self.strategy != STRATEGIES[0]
+        return self.strategy != "ddp"
 
     @property
     def offloaded(self) -> bool:
@@ -123,9 +124,8 @@ class Mode(NamedTuple):
     ) -> BoolArray:
         """Return a (clusters,) mask that is True for clusters that can train in this mode.
 
-        All arguments are (clusters,) arrays. A cluster has `machines` machines and uses `ranks`
-        devices. `fewest` and `most` are the minimum and maximum of the number of used devices per
-        machine, over the machines of the cluster.
+        Each argument has a number for each cluster: its machines, the fewest and the most devices
+        used on one of them, and all used devices (`ranks`).
         """
         several = ranks > 1
         able: BoolArray
@@ -133,7 +133,7 @@ class Mode(NamedTuple):
             able = several & (ranks & (ranks - 1) == 0)
         elif self.servers:
             able = (machines > 1) & (machines >= self.servers)
-        elif self.strategy == MSTOPK_SENT:  # exchanges between devices of equal index
+        elif self.strategy == MSTOPK_SENT:  # devices of equal index exchange gradients
             able = (machines > 1) & (fewest == most)
         elif self.divided:
             able = ranks < 0
@@ -148,32 +148,32 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        A strategy that communicates differently from DDP (`sends_otherwise`) is compared with DDP
-        in the same precision and switches. Any other mode is compared with itself.
+        A mode that communicates differently from DDP (`sends_otherwise`) is compared with DDP in
+        the same precision and with the same switches. Any other mode is compared with itself.
         """
-        return self._replace(strategy=STRATEGIES[0]) if self.sends_otherwise else self
+        return self._replace(strategy="ddp") if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
         """Return this mode for training on one device: with DDP and without offload."""
         kept = [switch for switch in self.switches.split("+") if switch != "offload"]
-        return Mode(self.precision, STRATEGIES[0], "+".join(kept) or SWITCHES[0])
+        return Mode(self.precision, switches="+".join(kept) or "none")
 
 
-# Legal values of each mode column of a measurement row, the default first.
+# Legal values of each mode column of a measurement row. The first value is the default.
 MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
 MODES = tuple(
     mode
-    for mode in (Mode(*values) for values in product(PRECISIONS, STRATEGIES, SWITCHES))
+    for mode in starmap(Mode, product(*MODE_COLUMNS.values()))
     if (mode.gathered or not mode.offloaded)
-    and (mode.switches == SWITCHES[0] or not (mode.divided or mode.strategy == TABLES))
+    and (mode.switches == "none" or not (mode.divided or mode.strategy == TABLES))
 )
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
 
-# Each 1 % over the limit costs 10 % of the objective. On measured setups, choices with this price
-# have nearly the lowest regret. They exceed the limit as often as choices that must meet it with
-# probability 0.9 (BENCHMARKS.md, "Choices").
+# Each 1 % over the limit counts like 10 % more of the objective. On measured setups, choices with
+# this price have nearly the lowest regret. They exceed the limit as often as choices that must meet
+# the limit with probability 0.9 (BENCHMARKS.md, "Choices").
 OVERSHOOT_PRICE = 10.0
 
 
@@ -181,11 +181,13 @@ OVERSHOOT_PRICE = 10.0
 class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
-    - `hours`: the deadline
-    - `usd`: the budget
-    - `p_required`: the required probability of keeping the limit; None permits excess at a penalty
-    - `overshoot_price`: the penalty. Exceeding the limit by 1 % is as bad as an objective that is
-      `overshoot_price` % higher.
+    - `goal`: a name in GOALS
+    - `hours`: the deadline in hours; None if the goal has no deadline
+    - `usd`: the budget in dollars; None if the goal has no budget
+    - `p_required`: the required probability of meeting the limit. None means that the limit may be
+      exceeded at a penalty.
+    - `overshoot_price`: the penalty. Each 1 % over the limit counts like `overshoot_price` % more
+      of the objective.
     """
 
     goal: str
@@ -226,7 +228,7 @@ class Workload:
     - `layers`, `hidden`, `sequence`: layers, width and tokens per sample of a transformer; None for
       other workloads
     - `vocabulary`: the number of different tokens of a transformer; None if unknown
-    - `checkpoint_bytes`: None until a checkpoint was measured
+    - `checkpoint_bytes`: the size of a checkpoint; None until a checkpoint was measured
     """
 
     name: str
@@ -247,9 +249,9 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return the rows, columns and depth of the device grid of a tensor-parallel `strategy`.
+    """Return the rows, columns and depth of the grid of devices of a tensor-parallel `strategy`.
 
-    Returns None if `ranks` devices cannot form a grid (tasks/node/strategies/grid.py).
+    Returns None if `ranks` devices cannot form such a grid.
     """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None
@@ -262,7 +264,7 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A workload on a cluster, with everything else that determines the step time.
+    """A workload on a cluster, with all settings that determine the step time.
 
     `layout` has the number of devices used on each instance. `batch_per_device` has, for each
     instance, the number of samples that a device processes in one accumulation step.

@@ -3,33 +3,34 @@
 There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
 bytes.
 
-    mstopk     a device sends (M - 1) 8 p d / n bytes to other machines [Shi et al. 2021]: it
-               selects the fraction p of its d / n values
-    dense      for comparison, a hierarchical all-reduce: a device sends 2 (M - 1) / M 4 d / n bytes
-    powersgd   r (rows + columns) values of each rows x columns matrix [Vogels et al. 2019]; r is
-               the rank of the factors
-    adasum     each of P = 2^m ranks sends 2 (P - 1) / P 4 d; a machine sends 2 (M - 1) / M 4 d of
-               this to other machines, because vectors are halved between the ranks of one machine
-               first. Dot products are neglected [D]
-    servers    each of S servers, at most one per machine, receives (P - n) / S times 4 d from other
-               machines, then sends as much back; no machine sends or receives more in either
-               phase [D]
+    mstopk     A device selects the fraction p of its d / n values. It sends (M - 1) 8 p d / n bytes
+               to other machines [Shi et al. 2021].
+    dense      A hierarchical all-reduce, for comparison: a device sends 2 (M - 1) / M 4 d / n
+               bytes.
+    powersgd   A rank sends r (rows + columns) values of each rows x columns matrix [Vogels et al.
+               2019]. r is the rank of the factors.
+    adasum     Each of P = 2^m ranks sends 2 (P - 1) / P 4 d bytes. The ranks of one machine halve
+               vectors first, so that a machine sends 2 (M - 1) / M 4 d bytes to other machines. Dot
+               products are neglected [D].
+    servers    Each of S servers, at most one per machine, receives (P - n) / S times 4 d bytes from
+               other machines. Then it sends as much back. No machine sends or receives more in
+               either phase [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
-The samples of all ranks together have S rows. The layer's inputs have |X| = S K elements, its
-outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends for the layer:
+The samples of all ranks together have S rows. The inputs of the layer have |X| = S K elements, its
+outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends these numbers of elements
+for the layer:
 
-    tensor-2d, tensor-2.5d   on q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) elements in the
+    tensor-2d, tensor-2.5d   on a grid of q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) in the
                              forward pass, as many for the gradients of X, as many for the
                              gradients of W, and 2 (z - 1) / z |W| / q^2 to sum the gradients of W
                              over the depth z [D]
-    tensor-1d                2 (P - 1) / P |X| elements for the first layer of a pair, and
-                             2 (P - 1) / P |Y| for the second, forward and backward together
-                             [Shoeybi et al. 2019]
+    tensor-1d                2 (P - 1) / P |X| for the first layer of a pair and 2 (P - 1) / P |Y|
+                             for the second, forward and backward together [Shoeybi et al. 2019]
 
 Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
 network. Exchanges for biases and LayerNorms are neglected. Some consecutive layers are split as a
-group; exchanges before and after such a group are neglected, too [D].
+group. Exchanges before and after such a group are neglected, too [D].
 
 [D] marks numbers that were derived for Srift and are in no paper.
 """
@@ -58,8 +59,8 @@ from .machine_specs import Machine
 # Fraction of entries that ddp-mstopk sends, as in tasks/node/strategies/compression.py.
 DENSITY = 0.01
 _BYTES_PER_VALUE = 4.0
-# Seconds per value to select the entries to send. GPU: about 20 passes over 4 bytes at the 300 GB/s
-# of slow GPUs [D]. CPU core: measured on local hosts.
+# Seconds per gradient value to select the values to send. GPU: about 20 passes over 4 bytes at
+# 300 GB/s, the rate of slow GPUs [D]. CPU core: measured on local hosts.
 _SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
@@ -67,17 +68,17 @@ class Communication(NamedTuple):
     """How the communication of a strategy differs from DDP's.
 
     Attributes:
-        sent: bytes sent on all links, divided by those of DDP. The all-reduce of DDP sends each
-            gradient twice.
-        on_gloo: `sent` is multiplied by `on_gloo` if the backend is gloo. Gloo has no
+        sent: bytes sent on all links, divided by the bytes that DDP sends. The all-reduce of DDP
+            sends each gradient twice.
+        on_gloo: a further factor on the bytes sent if the backend is gloo. Gloo has no
             reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
         held: bytes that a device holds for the exchange, divided by its gradient bytes. All
             strategies hold buckets. Some also hold residuals, values received from another rank, or
             the weights before the step [D].
         waits: True if the backward pass waits while a bucket is exchanged. Compression needs the
             device for the exchange. In tensor parallelism, the next layer needs the result.
-        passes: how often compression or Adasum reads all gradient values, relative to the strategy
-            ddp-mstopk, which reads them about 20 times [D].
+        passes: the number of times that compression or Adasum reads all gradient values, divided by
+            20, the approximate number for the strategy ddp-mstopk [D].
     """
 
     sent: float = 1.0
@@ -88,21 +89,21 @@ class Communication(NamedTuple):
 
 
 _STRATEGIES = {
-    # gathers weights twice, and sums gradients
+    # A rank gathers weights twice and sums gradients.
     "fsdp": Communication(sent=1.5, on_gloo=2.0 / 1.5),
-    # gathers weights once, and sums gradients
+    # A rank gathers weights once and sums gradients.
     "zero2": Communication(on_gloo=1.5),
-    # gathers weights after an all-reduce
+    # A rank gathers weights after an all-reduce.
     UPDATES_SHARED: Communication(sent=1.5),
     FP16_SENT: Communication(sent=0.5),
-    # `sent` is an upper bound: rank 4 on networks of vectors and narrow matrices. The built-in
-    # workloads send 0.01 to 0.10, and square layers of width 512 send 1/16 [D]
+    # `sent` is an upper bound, for factors of rank 4 and a network of vectors and narrow matrices.
+    # The built-in workloads send 0.01 to 0.10. Square layers of width 512 send 1/16 [D].
     POWERSGD_SENT: Communication(sent=1 / 4, held=2.0, waits=True, passes=3 / 20),
     MSTOPK_SENT: Communication(held=2.0, waits=True, passes=1.0),
     ADASUM: Communication(held=1.5, waits=True, passes=5 / 20),
     ADASUM_DELTA: Communication(held=3.5, waits=True, passes=5 / 20),
     **dict.fromkeys(TENSOR, Communication(waits=True)),
-    # a server holds its share of a peer's gradients
+    # A server also holds its share of the gradients of a peer.
     **{name: Communication(held=1.0 + 1.0 / Mode(strategy=name).servers) for name in SERVED},
 }
 
@@ -130,7 +131,7 @@ def communication(strategy: str) -> Communication:
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds, per gradient value, in which compression selects the values to send."""
+    """Return the seconds of compression per gradient value, spent on selecting what to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
 
 
@@ -142,7 +143,8 @@ def selection_seconds(
     Args:
         strategy: the strategy of all rows.
         sent_bytes: (rows,) gradient bytes times `Communication.sent` of the strategy.
-        devices: (rows,) devices of the fullest machine, which share the selection of ddp-mstopk.
+        devices: (rows,) number of devices of the machine with the most devices. They share the
+            selection in ddp-mstopk.
         per_value: (rows,) results of `seconds_per_value`.
     """
     known = communication(strategy)
@@ -151,10 +153,9 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: the bytes that a machine sends, relative to a ring all-reduce.
+    """Return a (rows,) array: bytes that a machine sends to others, relative to a ring all-reduce.
 
-    Only bytes that are sent to other machines count. For G gradient bytes on n ranks, a machine
-    sends 2 (n - 1) / n G bytes in a ring all-reduce.
+    In a ring all-reduce of G bytes over n ranks, a machine sends 2 (n - 1) / n G bytes.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -180,15 +181,15 @@ def tensor_bytes(
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
     Gradients of layers that are not split are sent as in DDP. The strategies tensor-2d and
-    tensor-2.5d use the algorithm SUMMA. The result is NaN if the number of ranks does not fit the
-    strategy's grid.
+    tensor-2.5d use the matrix multiplication SUMMA. The result is NaN if the number of ranks cannot
+    form the strategy's grid.
 
     Args:
         strategy: a tensor-parallel strategy.
         volumes: numbers of elements of the split layers.
         gradient_bytes: bytes of all gradients of the workload.
         ranks: (rows,) number of ranks of the setup.
-        most: (rows,) number of ranks on the fullest machine.
+        most: (rows,) number of ranks on the machine with the most ranks.
         samples: (rows,) samples of a device in a step, summed over the micro-steps.
         micro_steps: (rows,) number of micro-steps in a step.
     """
@@ -211,7 +212,7 @@ def tensor_bytes(
 
 
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
-    """Return the fraction of the other ranks of a group that are on other machines.
+    """Return the fraction of a rank's peers in a group that are on other machines.
 
     A group has `peers` ranks, whose numbers increase in steps of `apart`. A machine has `devices`
     ranks with consecutive numbers.

@@ -12,7 +12,6 @@ from .rows import SetupFacts
 from .setup_arrays import SetupArrays
 
 COLUMNS = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_gib", "memory_available_gib")
-_BYTES_PER_GIB = 2.0**30
 
 
 def field_terms(
@@ -22,8 +21,8 @@ def field_terms(
 
     An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
     FLOPs that the devices could do in the same time at the peak rates of their data sheets.
-    `memory_gib` and `memory_available_gib` are those of the rank with the least free memory.
-    `memory` predicts the memory of a rank.
+    `memory_gib` and `memory_available_gib` are the needed and the whole device memory of the rank
+    with the least free memory.
     """
     machines = [facts.machines[name] for name in arrays.names]
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)
@@ -41,7 +40,7 @@ def field_terms(
             name, accumulates = ours.names[ours.kind[row, at]], several[row]
             needs = memory.needs(workload, mode, name, ranks[row], accumulates=accumulates)
             needed[rows[row], at] = needs.peak_bytes(ours.batch[row, at])
-    samples_per_s, needed = arrays.samples / step_s, needed / _BYTES_PER_GIB
+    samples_per_s, needed = arrays.samples / step_s, needed / 2**30
     fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
     finite = np.isfinite(gib[fullest] - needed[fullest])
     return pd.DataFrame(

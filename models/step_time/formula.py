@@ -12,22 +12,23 @@ beta, u', c, alpha) are learned parameters; see PARAMETERS.
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- t: the k devices of a machine slow each other down. q is above 1, because shared resources cost
-  nothing until they run short [D].
+- t: the k devices of a machine slow each other down. q is between 1 and 2, because shared resources
+  cost nothing until they run short [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
-- f t: the seconds of compute that can hide communication.
+- f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
   same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
   machines (usable_gbps). R' is the rate of the slowest link inside a machine. The last term is the
   latency of the collectives, each of which exchanges a bucket of 25 MB. A strategy may send more
   or fewer bytes than G. Compression and Adasum add seconds of computation.
-- L: the seconds to exchange the last bucket, which no compute hides. L equals C if the backward
-  pass waits for the exchange.
+- L: the seconds to exchange the last bucket, during which nothing is computed. L equals C if the
+  backward pass waits for the exchange.
 
 Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. Profiled bucket times shift f and the size of the last bucket. On hosts with
-less than one core and no accelerator, alpha is divided by the number of cores. All values are
-arrays with an entry per setup. [D] marks relations derived for Srift, which are in no paper.
+once per micro-step. If gradient buckets were profiled, f and the size of the last bucket are moved
+to the profile. On hosts with less than one core and no accelerator, alpha is divided by the number
+of cores. All values are arrays with an entry per setup. [D] marks relations that were derived for
+Srift and are in no paper.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from ..domain.numeric import FloatArray, IntArray
 from .one_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
-_BYTES_PER_GBIT, _STEEPEST, _POWER = 1.25e8, 2.0, 4.0
+_BYTES_PER_GBIT, _POWER = 1.25e8, 4.0
 _STEP = 1e-4  # of finite differences
 
 
@@ -79,24 +80,24 @@ class Line:
     `count` equal machines. All other arrays have the shape (rows,).
     """
 
-    alone_s: FloatArray  # (rows, members) T1(b); 0 where padded
-    middle_s: FloatArray  # (rows, members) T1(b0); 1 where padded
-    optimizer_s: FloatArray  # (rows, members)
+    alone_s: FloatArray  # (rows, members) T1(b); 0 for padding
+    middle_s: FloatArray  # (rows, members) T1(b0); 1 for padding
+    optimizer_s: FloatArray  # (rows, members) seconds of the optimizer
     devices: FloatArray  # (rows, members) devices used on the machine
-    count: FloatArray  # (rows, members) equal machines that a member stands for
-    accumulation: FloatArray
-    gradient_bytes: FloatArray
-    bucket_bytes: FloatArray  # of one collective
-    gbps: FloatArray  # of the slowest link between machines
-    inside_gbps: FloatArray  # of the slowest link inside a machine
+    count: FloatArray  # (rows, members) number of equal machines of the member
+    accumulation: FloatArray  # number of micro-steps in a step
+    gradient_bytes: FloatArray  # bytes of all gradients
+    bucket_bytes: FloatArray  # bytes of a bucket, which one collective exchanges
+    gbps: FloatArray  # Gbit/s of the slowest link between machines
+    inside_gbps: FloatArray  # Gbit/s of the slowest link inside a machine
     core: FloatArray  # cores of the smallest host, at most 1; 1 with accelerators
-    # logit of f from a profile, minus its prior mean; 0 without a profile
+    # logit of f from a profile, minus the prior mean of that logit; 0 without a profile
     hidden: FloatArray
     # log of the last bucket's size from a profile, minus its prior mean; 0 without a profile
     last_bucket: FloatArray
     sent_between: FloatArray  # bytes that a machine sends to others, divided by 2 (n - 1)/n G
     selection_s: FloatArray  # seconds of compression or of Adasum
-    repeated: FloatArray  # exchanges of the micro-steps before the last, relative to the last
+    repeated: FloatArray  # exchanges before the last micro-step, relative to those in the last
 
     @property
     def ranks(self) -> FloatArray:
@@ -110,8 +111,8 @@ class Times:
 
     - `compute_s`: the compute time of the slowest rank
     - `mean_compute_s`: the mean compute time of all ranks
-    - `communication_s`: the time of all exchanges, hidden or not
-    - `slowest`: the column (see Line) of the machine with the slowest rank
+    - `communication_s`: the time of all exchanges, including those that run during compute
+    - `slowest`: the column in the arrays of Line of the member with the slowest rank
     """
 
     step_s: FloatArray
@@ -129,9 +130,9 @@ class Times:
 def known_overlap(
     hidden_part: FloatArray, last_bucket_bytes: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Convert the results of a profile to the fields `hidden` and `last_bucket` of a Line.
+    """Return the fields `hidden` and `last_bucket` of a Line from the results of a profile.
 
-    `hidden_part` is the fraction of a step on one device during which exchanges can be hidden.
+    `hidden_part` is the fraction of a one-device step during which exchanges can run.
     `last_bucket_bytes` is the size of the bucket that is ready last. NaN (unknown) becomes 0, which
     stands for the mean of the prior.
     """
@@ -150,9 +151,8 @@ def step_times(line: Line, values: FloatArray) -> Times:
     whole, end = exchange_seconds(line, value)
     slowest = micro.argmax(axis=1)
     busy_s = line.accumulation[:, None] * micro + line.optimizer_s
-    last, compute = (
-        np.take_along_axis(each, slowest[:, None], axis=1)[:, 0] for each in (micro, busy_s)
-    )
+    row = np.arange(len(slowest))
+    last, compute = micro[row, slowest], busy_s[row, slowest]
     hidden = last * expit(value["logit_hidden"] + line.hidden)
     early = np.maximum(whole - end, 0.0)
     power = 1 + np.exp(np.minimum(value["log_sharpness"], 4.0))
@@ -189,7 +189,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     """
     tall = {name: each[:, None] for name, each in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
-    power = 1 + np.exp(np.minimum(tall["log_crowding"], np.log(_STEEPEST - 1)))
+    power = 1 + np.exp(np.minimum(tall["log_crowding"], 0.0))
     part = np.maximum(line.alone_s / line.middle_s, 1e-6)
     # a slope below -1 would let a smaller batch take longer
     slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * others**power * part ** np.maximum(

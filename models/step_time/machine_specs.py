@@ -1,4 +1,4 @@
-"""Read the facts of instance types that the model needs: cores, link, devices, memory, speed."""
+"""Read the facts of instance types: CPU cores, network link, devices, memory and speed."""
 
 import math
 import re
@@ -13,16 +13,16 @@ import pandas as pd
 from ..domain.workload import Mode
 from .one_device import UNKNOWN, Sheet
 
-# Defaults if the value is unknown for all types. Cores are only compared with each other. 10 Gbit/s
-# is usual Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
+# Defaults if the value is unknown for all types. Only ratios of cores matter. 10 Gbit/s is usual
+# Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
 _CORES, _GBPS = 1.0, 10.0
-# Peak fp32 rate of a core as the operating system counts cores. Two units of eight lanes with two
-# operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores (derived for Srift).
+# Peak fp32 TFLOP/s of a CPU core, as the operating system counts cores. Two units of eight lanes
+# with two operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores (derived for Srift).
 _CORE_TFLOPS = 0.05
-# Default rate of an accelerator: within a factor of five of the accelerators of 2026 (4.4 to 67).
+# Default peak TFLOP/s of an accelerator, within a factor of five of those of 2026 (4.4 to 67).
 _DEVICE_TFLOPS = 15.0
-# Usual memory bandwidth in GB/s: per core, and per TFLOP/s of an accelerator without a data sheet.
-# The third number is the confidence, from 0 to 1, in the rate of such an accelerator.
+# Usual memory bandwidth in GB/s: per CPU core, and per TFLOP/s of an accelerator without a data
+# sheet. The third number is the confidence, from 0 to 1, in the rate of such an accelerator.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
 # A stated rate may differ from the data sheet by this factor, because some sources include tensor
 # cores and others do not.
@@ -47,11 +47,11 @@ class Machine:
     devices: int
     prior_speed: float
     device_memory_gib: float | None = None
-    device_tflops: float | None = None
+    device_tflops: float | None = None  # peak fp32 rate of one accelerator; None if unknown
     speed_known: bool = True  # False: `prior_speed` is the median of other types
-    link_known: bool = True
+    link_known: bool = True  # False: `bandwidth_gbps` is an estimate
     device: str = _NO_DEVICE  # the accelerator's name; empty if unknown
-    inside_gbps: float = _INSIDE_GBPS  # between the devices of one machine
+    inside_gbps: float = _INSIDE_GBPS  # Gbit/s between the devices of one machine
 
     @property
     def accelerated(self) -> bool:
@@ -68,7 +68,7 @@ def _positive(value: object) -> float | None:
 
 
 def _device(row: _Row) -> str:
-    # EC2 writes "L4", other sources write "l4"
+    # EC2 writes "L4", and other sources write "l4".
     stated = str(row.get("device", _NO_DEVICE)).strip().lower()
     return "" if stated in _UNKNOWN else stated
 
@@ -84,8 +84,8 @@ def _speed(row: _Row) -> float | None:
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
     """Return {name: Machine} for the rows of `instance_types` and for the measured types `seen`.
 
-    Unknown values are replaced by medians of the measured types. For an unknown speed, the speed of
-    the same device in another row takes precedence.
+    Medians of the measured types replace unknown values. An unknown speed is taken from another row
+    with the same device, if there is one.
     """
     rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
     for name in seen:
@@ -95,7 +95,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
     def middle(known: list[float | None], nobody_knows: float) -> float:
         return float(np.median([value for value in known if value is not None] or [nobody_knows]))
 
-    # of measured types only: further rows of `instance_types` must not change predictions
+    # Medians of the measured types only: a further row of `instance_types` must not change them.
     cores = middle([_positive(row.get("cores")) for row in learned], _CORES)
     gbps = middle([_positive(row.get("bandwidth_gbps")) for row in learned], _GBPS)
     device_rate = middle([_positive(row.get("device_tflops")) for row in learned], _DEVICE_TFLOPS)
@@ -113,7 +113,7 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
 def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
     """Return the Machine of a row; `cores`, `gbps` and `speed` replace unknown values.
 
-    gbps: Gbit/s between machines. Machines with NVLink get a third of NVLink's rate instead.
+    gbps: Gbit/s between machines. For machines with NVLink, a third of NVLink's rate is used.
     speed: peak fp32 TFLOP/s.
     """
     device, memory = _device(row), _positive(row.get("device_memory_gib"))
@@ -136,10 +136,10 @@ def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the kind of device: the accelerator's name, or `name` if no accelerator is known.
+    """Return the kind of device: the name of the accelerator, or else the instance type `name`.
 
-    A rate that matches no data sheet is part of the kind. Thus a slice of a GPU and the whole GPU
-    are different kinds.
+    If the machine's rate does not match the data sheet, the kind includes the rate. Thus a slice of
+    a GPU and the whole GPU are different kinds.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -153,8 +153,8 @@ def device_kind(name: str, machine: Machine) -> str:
 def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
     """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
-    The data sheet is that of the memory size nearest to `memory_gib`. Without a data sheet, the
-    result is (`device`, NaN, _INSIDE_GBPS).
+    Of the data sheets of `device`, the function reads the sheet with the memory size nearest to
+    `memory_gib`. Without a data sheet, the result is (`device`, NaN, 128).
     """
     sheets = _sheets(device)
     if not len(sheets):
@@ -176,8 +176,8 @@ def _sheets(device: str) -> pd.DataFrame:
 def data_sheets() -> pd.DataFrame:
     """Return the table gpu_data_sheets.csv, with the device as index.
 
-    Rates are without sparsity. The column `checked` has the URL of the page against which the row
-    was checked, or NaN.
+    Rates are without sparsity. The column `checked` has the URL of the page that confirms the row,
+    or NaN.
     """
     return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
@@ -185,8 +185,8 @@ def data_sheets() -> pd.DataFrame:
 def computes(device: str, mode: Mode) -> bool:
     """Return True if a device can compute in a mode.
 
-    A GPU needs the Ampere generation or a later one for TF32 and bfloat16. A CPU supports neither
-    TF32 nor offload to host memory. A GPU without a data sheet is assumed to support every mode.
+    GPUs support TF32 and bfloat16 since the Ampere generation. A CPU supports neither TF32 nor
+    offload to host memory. A GPU without a data sheet is assumed to support every mode.
     """
     precision = mode.precision
     if device == _NO_DEVICE:
@@ -197,8 +197,7 @@ def computes(device: str, mode: Mode) -> bool:
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
-_BANDWIDTH = "bandwidth_gbytes_s"
-# The data sheet's column with the rate of each precision. Srift measures fp32 without TF32.
+# The column of the data sheets with the rate of each precision. Srift measures fp32 without TF32.
 _RATES = {
     "fp32": "fp32_tflops",
     "tf32": "tf32_tflops",
@@ -214,14 +213,13 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
     1. the data sheet. Its fp32 rate replaces a missing rate for the precision.
     2. an instance type in `machines` with this device: its rate, and a bandwidth in proportion to
-       the rate. The field `confidence` of such a Sheet is below 1.
+       the rate. The `confidence` of this Sheet is below 1, except for a CPU of known speed.
     3. the Sheet UNKNOWN
     """
     table = data_sheets()
     if kind in table.index:
-        row = {name: float(table[name][kind]) for name in {*_RATES.values(), _BANDWIDTH}}
-        rate = row[_RATES[precision]]
-        return Sheet(row[_BANDWIDTH], row["fp32_tflops"] if math.isnan(rate) else rate, 1.0)
+        rate = table[_RATES[precision]].fillna(table["fp32_tflops"])
+        return Sheet(float(table["bandwidth_gbytes_s"][kind]), float(rate[kind]), 1.0)
     for name, machine in machines.items():
         if device_kind(name, machine) != kind:
             continue
@@ -234,6 +232,6 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
 
 def peak_tflops(machine: Machine, precision: str) -> float:
-    """Return the peak TFLOP/s on the data sheet of the machine's device; NaN if it has no sheet."""
+    """Return the peak TFLOP/s in the data sheet of the device; NaN if there is no data sheet."""
     sheet = sheet_of(_sheet(machine.device, machine.device_memory_gib)[0], precision, {})
     return sheet.rate if sheet.confidence == 1 else math.nan

@@ -7,20 +7,21 @@
     working     bytes of activations and gradients
     headroom    fraction for gaps in the allocated memory
     context     bytes that torch and its communication need
-    a, b        activation bytes per sample, and samples per batch
+    a           bytes of activations of a sample
+    b           number of samples that a device processes in a micro-step
     S           bytes of weights and optimizer states
     W = G       bytes of all weights, which equal the bytes of all gradients
     W', G'      bytes of the weights and of the gradients of one group of layers
-    n, c        number of ranks, and of columns in a grid of tensor parallelism
+    n           number of ranks
+    c           number of columns in a grid of tensor parallelism
 
-The values for a profiled workload, and for a workload of which only facts are known:
+If the workload was profiled, base and a are fitted to the profiled peaks base + max(G, a b).
+Otherwise headroom = 0, base = context + S, and a is the minimum of these estimates:
 
-    profiled    base and a are fitted to the profiled peaks base + max(G, a b)
-    from facts  headroom = 0, base = context + S, and a is the minimum of
-                         (memory - 2 G) / batch              for each run that had enough memory
-                         activation bytes per operation x operations per sample
+    (memory - 2 G) / batch                                   for each run that had enough memory
+    activation bytes per operation x operations per sample   if the operations are known
 
-                     beside                what it holds               working
+                     beside                contents of beside          working
     ddp              G                     buckets, summed in place    max(a b, G)
     ddp-powersgd     2 G                   buckets, residuals          max(a b, G)
     ddp-mstopk       2 G + 2 G'            also bucket magnitudes      max(a b, G)
@@ -35,12 +36,12 @@ The values for a profiled workload, and for a workload of which only facts are k
 
 If a device has run the batch or a larger batch, the peak is at most the memory of the device.
 
-A group's weights (W') stay in memory while the next group is gathered. A group's gradients (G') are
-copied before they are summed. The backward pass frees activations while it makes gradients, so
-`working` is the maximum of both. In micro-steps after the first, and in bounds from facts,
-`working` is the sum of both.
+The weights of a group (W') stay in memory while the next group is gathered. The gradients of a
+group (G') are copied before they are summed. The backward pass frees activations while it makes
+gradients, so `working` is the maximum of activations and gradients. In micro-steps after the first,
+and without a profile, `working` is their sum.
 
-Predictions are too high rather than too low: a batch that is refused without need can still run
+Predictions are too high rather than too low. A batch that is refused without need can still run
 with gradient accumulation, but a batch that does not fit fails.
 """
 
@@ -67,7 +68,7 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 class Run(NamedTuple):
     """The largest batch that fitted into the memory of a device.
 
-    memory: the device's memory in bytes.
+    memory: bytes of memory of the device.
     ranks: number of ranks that sharded the training state; 1 without sharding.
     accumulates: True if an optimizer step had several micro-steps.
     batch: number of samples in a micro-step.
@@ -84,7 +85,7 @@ class Needs(NamedTuple):
 
     The peak is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
     of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has batches that
-    fitted: the peak of each is at most the memory of its device.
+    fitted: the peak of such a batch is at most the memory of its device.
     """
 
     fixed: float
@@ -109,24 +110,23 @@ class Needs(NamedTuple):
         return math.inf if math.isnan(self.sample) else largest
 
 
-# Two workloads used at most 12 % more than predicted, because the allocator leaves gaps and because
-# some groups of weights exceed an eighth of all weights.
+# The allocator leaves gaps, and some groups of weights exceed an eighth of all weights. Two
+# workloads used at most 12 % more than predicted.
 _HEADROOM = 0.075
-# torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
+# Bytes of torch and its communication: 0.35 GB on local hosts, more with CUDA and NCCL.
 _CONTEXT = 0.8e9
-# Bytes kept for the backward pass per operation: twice those of a ResNet-50 (0.1 GB for 25 GFLOP
-# per sample), because narrow layers keep more. If peaks were profiled, their maximum replaces it.
+# Activation bytes per floating-point operation, if no peak was profiled. A ResNet-50 keeps 0.1 GB
+# for 25 GFLOP per sample. The value is twice that, because narrow layers keep more.
 _PER_OPERATION = 0.01
-_BYTES_PER_GIB = 2.0**30
 # Share of the peak that is proportional to the batch, if only one batch was profiled.
 _PROPORTIONAL = 0.9
 
 
-# Activation bytes of a layer in bf16, per token and unit of width: all, and those that are kept if
-# activations are recomputed. A fused attention kernel is assumed [Korthikanti et al. 2022].
+# Activation bytes of a layer in bf16, per token and unit of width. The second number is for layers
+# whose activations are recomputed. A fused attention kernel is assumed [Korthikanti et al. 2022].
 _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
-# Bytes of a logit. 5 was chosen so that published runs of MPT fit: 98 % fit with 5, 95 % with 6,
-# 72 % with 8. Their loss is fused. A loss that is not fused needs 12 bytes (counted for GPT-2).
+# Bytes of a logit, chosen with published runs of MPT, whose loss is fused: 98 % of the runs fit
+# with 5 bytes, 95 % with 6, 72 % with 8. A loss that is not fused needs 12 (counted for GPT-2).
 _LOGIT_BYTES = 5.0
 
 
@@ -158,7 +158,7 @@ class MemoryModel:
         *,
         accumulates: bool = False,
     ) -> Needs:
-        """Return the bytes that one rank of a setup needs, as a function of the batch.
+        """Return the memory that one rank of a setup needs.
 
         ranks: number of ranks of the setup.
         accumulates: True if an optimizer step has several micro-steps.
@@ -194,10 +194,10 @@ class MemoryModel:
         accumulates: if True, the batches of runs without gradient accumulation are reduced.
         """
         found = []
-        # the memory of tensor parallelism grows with the ranks, so that these runs are no bound
+        # Runs with tensor parallelism are no bound, because its memory grows with the ranks.
         for run in self.ran.get((workload, mode), []) if not mode.divided else ():
             if accumulates and not run.accumulates:
-                # later micro-steps hold gradients and activations together: fewer samples fit
+                # Micro-steps after the first hold gradients beside activations: fewer samples fit.
                 activations = max(run.memory - 2 * gradients, 1.0)
                 run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
             found.append(run)
@@ -223,7 +223,7 @@ class MemoryModel:
         The activation bytes are the lowest of several estimates, from the facts and from each run.
         Without facts and runs, they are NaN.
         """
-        # minimum bytes other than activations: weights and gradients; 0 if they are offloaded
+        # A device holds at least weights and gradients beside activations, unless offloaded.
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
         samples = [
             max(run.memory - least / run.ranks, 0.0) / run.batch
@@ -240,16 +240,16 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     """Return the activation bytes of one sample of a transformer."""
     wide = 1.0 if mode.precision in ("bf16", "fp16") else 2.0
     layers_bytes = _LAYER_BYTES * shape.layers
-    if "checkpointing" in mode.switches:  # one layer is recomputed at a time
+    if "checkpointing" in mode.switches:  # the backward pass recomputes one layer at a time
         layers_bytes = _LAYER_BYTES + _KEPT_BYTES * shape.layers
     layers_bytes = wide * layers_bytes * shape.hidden
     return (layers_bytes + _LOGIT_BYTES * (shape.vocabulary or shape.words)) * shape.sequence
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return the bytes that a rank of a sharded mode holds in addition to those of one device.
+    """Return the bytes that a sharded mode adds to those of a single device; negative if it saves.
 
-    The result is the term `beside` in the module's docstring. A negative result is a saving.
+    The result is the term `beside` in the docstring of the module.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -267,12 +267,12 @@ def fit_memory(
     machines: Mapping[str, Machine],
     workloads: Mapping[str, WorkloadFacts],
 ) -> MemoryModel:
-    """Fit a MemoryModel to profiled peaks, and to runs that did not run out of memory.
+    """Fit a MemoryModel to profiled peaks and to completed runs.
 
     Args:
         profiles: frame with the columns workload, precision, strategy, switches, instance_type,
             batch and peak_bytes.
-        ran: the setups of runs that did not run out of memory.
+        ran: the setups of completed runs, which fitted into memory.
         machines: the machine of each instance type.
         workloads: the facts of each workload.
     """
@@ -293,7 +293,9 @@ def fit_memory(
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Return (base, a) of `peak = base + max(gradients, a * batch)`, fitted by least squares.
 
-    With a single batch size, 90 % of the peak is assumed to be proportional to the batch.
+    batch, peak: (profiles,) batch sizes, and peak bytes. With a single batch size, 90 % of the peak
+        is assumed to be proportional to the batch.
+    gradients: bytes of all gradients.
     """
     sizes = np.unique(batch)
     if len(sizes) == 1:
@@ -339,7 +341,7 @@ def _largest_that_ran(
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
-    memory = ran.by_type(gib, 0.0) * _BYTES_PER_GIB
+    memory = ran.by_type(gib, 0.0) * 2**30
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES
         ranks = ran.ranks[rows] if sharded else np.ones(len(rows))
@@ -353,5 +355,5 @@ def _largest_that_ran(
         )
         keys = ["memory", "ranks", "accumulates"]
         largest = runs[runs["memory"] > 0].groupby(keys, as_index=False).max()
-        found[workload, mode] = [Run(*each) for each in largest.itertuples(index=False, name=None)]
+        found[workload, mode] = [*map(Run._make, largest.itertuples(index=False))]
     return found

@@ -6,10 +6,10 @@
                + |difference of unevenness of the batches|
                + |difference of unevenness of the devices per machine|
 
-Each ratio and each difference compares a setup with a measured setup. A distance of 1, a doubling,
-is a factor of two in one of these numbers. The share of an instance type is the mean of its share
-of all devices and its share of all samples. The unevenness of values is the mean over all machines
-of |log2(value / mean value)|.
+Each ratio and each difference compares a setup with a measured setup. A distance of 1 is a
+doubling: a factor of two in one of these numbers. The share of an instance type is the mean of its
+share of all devices and its share of all samples. The unevenness of a value is the mean over all
+machines of |log2(value / mean value)|.
 """
 
 import numpy as np
@@ -18,15 +18,15 @@ from scipy.spatial import KDTree
 from ..domain.numeric import FloatArray
 from .setup_arrays import SetupArrays
 
-# Minimum distance of a setup that differs from all measured setups; rounding error of a distance.
+# Minimum distance of a setup that differs from all measured setups; rounding error of distances.
 _LEAST, _ROUNDING = 0.1, 1e-9
 
 
 def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     """Return a (rows,) array: the distance of each of `setups` to the nearest setup in `measured`.
 
-    The module's docstring defines the distance. The distance is 0 for a measured setup, at least
-    0.1 for any other setup, and NaN without measured setups of the workload and mode.
+    The docstring of the module defines the distance. The distance is 0 for a measured setup, and at
+    least 0.1 for any other setup. The distance is NaN if the workload was not measured in the mode.
     """
     types = sorted(measured.type_names)
     found, places = np.full(len(setups.workload), np.nan), _places(setups, types)
@@ -44,7 +44,7 @@ def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
     """Return a (rows, 7 + len(types)) array: the coordinates of the setups.
 
     The distance of two setups is the sum of the absolute differences of their coordinates. The
-    module's docstring defines share and unevenness. The columns are:
+    docstring of the module defines share and unevenness. The columns are:
 
     1. log2 of the batch per device
     2. log2 of the number of devices

@@ -2,8 +2,8 @@
 
     log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
 
-Deviations and curves have the prior mean 0 and are learned. The device's data sheet gives the
-memory bandwidth (GB/s) and the rate (peak TFLOP/s at the precision).
+Deviations and curves are learned. Their prior mean is 0. The data sheet of the device gives the
+bandwidth (memory bandwidth in GB/s) and the rate (peak TFLOP/s at the precision).
 
 For a network with known FLOPs, the mean depends on log(FLOPs / rate) and on the bandwidth. The
 prior assumes that all such networks reach the same fraction of the peak rate.
@@ -33,10 +33,10 @@ import numpy as np
 class Parameter:
     """The prior of a hierarchical parameter: the mean, and a standard deviation for each level.
 
-    The level `all` is the value that all rows share. Each other level divides the rows into groups:
-    by kind of device, by cell, by strategy, by neural network, or by workload in one mode. A cell
-    is a workload in one mode on one kind of device. At a level with standard deviation 0, all
-    groups share the value.
+    A parameter is the sum of the mean and of a deviation at each level. The deviation at the level
+    `all` is the same for all rows. The other levels have a deviation for each kind of device,
+    cell, strategy, neural network, or workload in one mode. A cell is a workload in one mode on one
+    kind of device.
     """
 
     mean: float = 0.0
@@ -64,31 +64,32 @@ EFFECTS: dict[str, Parameter] = {
     "activations": Parameter(all=0.3, kind=0.1),
     "intensity": Parameter(all=0.15),
 }
-# Growth of log seconds per octave of batch; exponents of bandwidth and rate. Memory limits some
-# operations, arithmetic the rest (derived for Srift).
+# Growth of log seconds per octave of batch; exponents of bandwidth and of rate. Memory limits some
+# operations, and arithmetic limits the rest (derived for Srift).
 _GROWTH, _BANDWIDTH, _RATE = 0.9 * np.log(2), 0.5, 0.5
-# GB/s and TFLOP/s of a usual device; data sheets are relative to it.
+# GB/s and TFLOP/s of a usual device. Effects are relative to this device.
 USUAL = (500.0, 20.0)
-# Shared efficiency; slope of log seconds in the log of a step's operations; log seconds of a step
-# with 10^12 operations on the usual device.
+# Fraction of the peak rate that all networks reach; slope of log seconds in the log of a step's
+# operations; log seconds of a step with 10^12 operations on the usual device.
 _EFFICIENCY, _BY_WORK = 0.4, -0.2
 _USUAL_WORK = float(np.log(1e12 / (_EFFICIENCY * USUAL[1] * 1e12)))
 _LINEAR, _ATTENTION, _ACTIVATIONS, _LOGITS = 1.05 * 6, 1.8 * 12, 450.0, 48.0
 _RECOMPUTED = 4 / 3
-_WORDS = 30_000.0, 250_000.0  # minimum and maximum size of a vocabulary
+_WORDS = 30_000.0, 250_000.0  # minimum and maximum of the estimated size of a vocabulary
 # FlashAttention-2 reaches 50 to 73 % of the peak of an A100 and 35 % of the peak of an H100 [Dao
-# 2023; Shah et al. 2024]. The exponent is smaller than this suggests: it was chosen on held-out
-# GPU generations. The second number is the TFLOP/s of an A100.
+# 2023; Shah et al. 2024]. The exponent, chosen on held-out GPU generations, is smaller than these
+# numbers suggest. The second number is the peak TFLOP/s of an A100.
 _KERNELS, _AMPERE = 0.35, 312.0
-# Large products reach a smaller share of the peak on a device with more operations per byte:
-# exponent, and operations per byte of an A100 80 GB in bf16.
+# Large matrix products reach a smaller share of the peak on a device with more operations per byte
+# of bandwidth. The numbers are the exponent, and the operations per byte of an A100 80 GB in bf16.
 _INTENSITY, _USUAL_INTENSITY = 0.25, 312e12 / 2039e9
 
 
 class Transformer(NamedTuple):
-    """The shape of a decoder: numbers of parameters and layers, width, and tokens per sample.
+    """The shape of a transformer.
 
-    vocabulary: the number of different tokens; 0 if unknown.
+    `hidden` is the width. `sequence` is the number of tokens of a sample. `vocabulary` is the
+    number of different tokens, or 0 if unknown.
     """
 
     parameters: float
@@ -101,17 +102,17 @@ class Transformer(NamedTuple):
     def words(self) -> float:
         """Estimate the size of the vocabulary from the parameters outside the layers.
 
-        If the output layer has weights of its own, the estimate is twice the size.
+        The estimate is twice the size if the output layer does not share the input embeddings.
         """
         outside = self.parameters / self.hidden - 12 * self.layers * self.hidden
         return min(max(outside, _WORDS[0]), _WORDS[1])
 
 
 class Sheet(NamedTuple):
-    """A device's memory bandwidth in GB/s, and its peak rate in TFLOP/s at a precision.
+    """The memory bandwidth in GB/s and the peak rate in TFLOP/s of a device at a precision.
 
-    `confidence` is 1 for numbers from a data sheet, and 0 for unknown numbers. It is in between for
-    an accelerator whose rate an instance type states instead of a data sheet.
+    `confidence` is 1 for numbers from a data sheet and for a CPU with a known number of cores. It
+    is 0.6 if only the instance type states the rate of an accelerator, and 0 for unknown numbers.
     """
 
     bandwidth: float
@@ -133,8 +134,9 @@ def prior(
 ) -> tuple[float, list[float], list[float]]:
     """Return the prior mean of log T1, a value for each of EFFECTS, and four shape features.
 
-    The shape features of a transformer are log2 of its width, log2 of the tokens in a batch, log2
-    of the tokens in a sequence, and 1 or 0 for recomputed activations. Other networks have zeros.
+    T1 is the seconds of a forward and a backward pass on one device. The shape features of a
+    transformer are log2 of its width, log2 of the tokens in a batch, log2 of the tokens in a
+    sequence, and 1 if activations are recomputed. The features of other networks are zeros.
 
     middle: log2 of the median batch that was measured for the workload.
     flops: floating-point operations of a sample; 0 if unknown.

@@ -1,7 +1,7 @@
 """Model the residuals of similar setups with a Gaussian process for each cell.
 
-A cell is a workload in one mode on one kind of device. A residual is log measured minus log
-computed step seconds. "Spread" in a name means standard deviation.
+A cell is a workload in one mode on one kind of device. The residual of a setup is its log measured
+step seconds minus its log computed step seconds. A spread is a standard deviation.
 """
 
 import math
@@ -25,7 +25,7 @@ class CellSpread(NamedTuple):
 
     spread: (3,) standard deviations of the component with long length scales, of the component with
         short length scales, and of the noise of a run.
-    kind: code of the kind of device (see `rows.code_of`).
+    kind: the code of the kind of device (`rows.code_of`).
     """
 
     spread: FloatArray
@@ -35,11 +35,11 @@ class CellSpread(NamedTuple):
 class Spreads(NamedTuple):
     """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
 
-    Any other cell gets the mean variances of the known cells on its kind of device. If the kind has
-    no known cell, the mean is over all known cells.
+    A cell without an entry gets the mean variances of the entries of its kind of device. If the
+    kind has no entries, the mean is over all entries.
 
-    cells: {code of a cell: its standard deviations}. A kind without large cells (learning.py) has
-        one entry for all its cells, under the code of the kind.
+    cells: {code of a cell: its standard deviations}. If all cells of a kind have few rows, they
+        share an entry under the code of the kind (learning.py).
     """
 
     cells: dict[float, CellSpread]
@@ -60,10 +60,10 @@ class Spreads(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The Gaussian process of a cell's residuals, and the range of its corrections to log seconds.
+    """The Gaussian process of the residuals of a cell.
 
-    A cell is a workload in one mode on one kind of device. Corrections are clipped to the range
-    from `low` to `high`, which contains 0.
+    A cell is a workload in one mode on one kind of device. Corrections to log seconds are clipped
+    to the range from `low` to `high`, which contains 0.
     """
 
     process: GaussianProcess
@@ -77,13 +77,13 @@ def fit_neighbours(
     """Fit a Gaussian process to the residuals of a cell, and calibrate its standard deviations.
 
     A cell is a workload in one mode on one kind of device. Calibration multiplies all standard
-    deviations by one factor to match the cross-validation errors. Returns the process with the
-    range of its corrections, and the calibrated standard deviations.
+    deviations by a factor, so that they match the cross-validation errors. Returns the process with
+    the range of its corrections, and the calibrated standard deviations.
 
     Args:
         rows: the rows of the cell.
         residual: (rows,) log measured minus log computed step seconds.
-        weight: (rows,) the number of runs that each row stands for.
+        weight: (rows,) the number of runs in each row.
         spread: (3,) initial standard deviations, as in `CellSpread`.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
@@ -118,12 +118,12 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
     """Return the factor that makes the standard deviations of `process` match its errors.
 
     With this factor, 90 % of the cross-validation errors are inside the 90 % interval. The factor
-    is clipped to 0.8 to 4. With fewer than 40 rows (ENOUGH), the factor is 1.
+    is at least 0.8 and at most 4. With fewer than 40 rows (ENOUGH), the factor is 1.
     """
     if len(features) < ENOUGH:
         return 1.0
     inverse, _ = process.left_out()
-    # the errors of a cluster's rows have common causes, so that they are left out together
+    # Rows of the same cluster have common causes of errors, so they are left out together.
     cluster = np.unique(features[:, 1:].round(6), axis=0, return_inverse=True)[1].reshape(-1)
     away = np.zeros(len(features))
     for group in range(cluster.max() + 1):
@@ -134,14 +134,16 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return factors for the standard deviations of predictions without noise, as {code: factor}.
+    """Return {code: factor}: factors for the standard deviations of predictions without noise.
 
-    The codes are those of cells (a workload in one mode on one kind of device) with multi-device
-    rows, and those of kinds. A cell without an entry uses the factor of its kind. With the factors,
-    90 % intervals are those of a Student-t process [Shah et al. 2014] with W + 1 degrees of
-    freedom: the spreads were learned from W cells on the kind, and their prior counts as two. Rows
-    of a cell add degrees of freedom. They also widen the intervals if their residuals are larger
-    than `process` predicts without them. The factor is 1 for cells in `calibrated`.
+    A code is that of a kind of device, or of a cell with multi-device rows. A cell is a workload in
+    one mode on one kind of device. A cell without an entry uses the factor of its kind.
+
+    The factors turn 90 % intervals of a normal distribution into those of a Student-t process [Shah
+    et al. 2014]. If W cells on the kind have multi-device rows, the process has W + 1 degrees of
+    freedom. Each row of a cell adds a degree of freedom to the cell. Residuals that are larger than
+    `process` expects without the cell increase the factor. The factor is 1 for cells in
+    `calibrated`.
 
     process: the Gaussian process that was fitted to `rows`.
     """

@@ -6,11 +6,11 @@ from typing import Any
 
 from .model import StepTimeModel
 
-# The registry stores a copy of the package `models` under another name.
+# A model in the registry comes with a copy of the package `models` under another name.
 _ROOT = "models."
 _PACKAGE = __name__.removesuffix("step_time.serialization")
-# What a stored model may contain besides the classes of this package. Nothing else is loaded,
-# because a pickle can call any function.
+# The names that a stored model may load in addition to the classes of `models`. Other names are
+# refused, because a pickle can call any function.
 _LOADED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -29,7 +29,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name
         if not ours and (module, name) not in _LOADED:
-            raise pickle.UnpicklingError(f"{module}.{name} does not belong in a stored model")
+            raise pickle.UnpicklingError(f"a stored model must not contain {module}.{name}")
         module = _PACKAGE + module.removeprefix(_ROOT) if ours else module
         found = super().find_class(module, name)
         if ours and not (isinstance(found, type) and found.__module__ == module):

@@ -1,4 +1,4 @@
-"""Represent setups as arrays, which the step-time model takes as input."""
+"""Represent setups as arrays, the input of the step-time model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..domain.workload import Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupArrays:
-    """Setups as arrays: a row per setup, and a column per member of its cluster, in rank order.
+    """Setups as arrays: a row for each setup, and a column for each member of its cluster.
 
-    A member is one instance of a measured setup, or several equal instances of a planned setup.
-    `names` are instance types. Padding is a member with kind -1 and zeros.
+    A member is one machine, or several equal machines. Members are in the order of torchrun's
+    ranks. Rows with fewer members are padded with kind -1 and zeros.
 
     workload, mode: (rows,) positions in `workloads` and `modes`.
-    kind: (rows, members) position in `names`.
-    count: (rows, members) number of instances.
+    names: instance types.
+    kind: (rows, members) position of the instance type in `names`.
+    count: (rows, members) number of machines.
     batch: (rows, members) samples of a device in a micro-step.
-    layout: (rows, members) devices that each instance uses.
+    layout: (rows, members) number of devices that each machine uses.
     accumulation: (rows,) number of micro-steps in an optimizer step.
     """
 
@@ -42,13 +43,13 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the setups with DDP in place of strategies that communicate differently."""
+        """Return the setups with each mode replaced by the mode to compare with (`Mode.dense`)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def compact(self) -> SetupArrays:
-        """Return the setups with the equal instances of each setup merged into a single member.
+        """Return the setups with all machines of a setup merged into one member.
 
-        If a setup has instances of different type, batch or layout, all setups stay unchanged.
+        If any setup has machines of different type, batch or layout, no setup is changed.
         """
         members = (self.kind, self.batch, self.layout)
         if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
@@ -63,19 +64,16 @@ class SetupArrays:
 
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
         """Return each (workload, mode) that occurs, with the positions of its rows."""
-        pair = self.workload * len(self.modes) + self.mode
-        order = np.argsort(pair, kind="stable")
-        found, first = np.unique(pair[order], return_index=True)
-        parts = np.split(order, first[1:])[: len(found)]
-        keys = (divmod(code, len(self.modes)) for code in found.tolist())
+        width = len(self.modes)
+        pair = self.workload * width + self.mode
         return [
-            (self.workloads[workload], self.modes[mode], rows)
-            for (workload, mode), rows in zip(keys, parts, strict=True)
+            (self.workloads[code // width], self.modes[code % width], np.flatnonzero(pair == code))
+            for code in np.unique(pair).tolist()
         ]
 
     @property
     def type_names(self) -> set[str]:
-        """Return the instance types that occur in any row."""
+        """Return the instance types that occur in a setup."""
         return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
 
     @property
@@ -104,10 +102,11 @@ class SetupArrays:
     def by_pair(
         self, value: Callable[[str, str], Sequence[float]], count: int
     ) -> tuple[FloatArray, ...]:
-        """Return `count` arrays of the shape (rows, members), filled by `value`, with padding 0.
+        """Return `count` (rows, members) arrays of values by workload and instance type.
 
-        value: a function of a workload and an instance type. It returns `count` numbers, one for
-            each array.
+        Padding has the value 0.
+
+        value: a function of a workload and an instance type. It returns a number for each array.
         """
         width, last = len(self.names), len(self.workloads) * len(self.names)
         pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
@@ -120,7 +119,7 @@ class SetupArrays:
         """Return a (rows, members) array: the value of each member's instance type.
 
         values: a value for each instance type in `names`.
-        padded: the value of padding.
+        padded: the value for padding.
         """
         return np.append(values, padded)[self.kind]
 
@@ -130,8 +129,8 @@ class SetupArrays:
         for first in range(0, max(count, 1), size):
             yield self.take(np.arange(first, min(first + size, count)))
 
-    def take(self, picked: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> SetupArrays:
-        """Return the setups at the positions `picked`."""
+    def take(self, picked: IntArray) -> SetupArrays:
+        """Return the setups at the positions `picked`, without columns that only have padding."""
         used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
         width = int(used[-1]) + 1 if len(used) else 1
         return replace(
@@ -147,9 +146,10 @@ class SetupArrays:
 
 
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
-    """Parse the measurement columns of `frame` into setups, with a setup per row.
+    """Parse the columns of measurements in `frame` into setups, one for each row.
 
-    The column `layout` is the number of devices used on each machine; empty means all devices.
+    The column `layout` is the number of devices used on each machine. If it is empty, all devices
+    are used.
 
     devices: {instance type: number of devices}.
 
@@ -158,7 +158,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """
     for name in ("workload", "cluster", "batch_per_device"):
         if name not in frame:
-            raise ValueError(f"the setups have no column {name!r}")
+            raise ValueError(f"the table of setups has no column {name!r}")
     layouts = [str(value).strip() for value in column(frame, "layout", "")]
     clusters, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
     texts, which = numbered(zip(clusters, layouts, batches, strict=True))
