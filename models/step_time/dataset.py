@@ -1,7 +1,7 @@
-"""Turn frames of measurements into training rows and facts of workloads.
+"""Convert frames of measurements to training rows and facts of workloads.
 
-The fixed work is a benchmark: every machine times the same computation around each measurement
-(node/reference.py). If most runs recorded its seconds, `reference`, all measured seconds are
+The fixed work is a benchmark that every machine runs around each measurement (node/reference.py).
+Its seconds are the reference seconds. If most runs have reference seconds, all measured seconds are
 corrected to nominal speed:
 
     nominal seconds = seconds / slowness^beta
@@ -9,10 +9,10 @@ corrected to nominal speed:
     beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
     reliability     = 1 - noise^2 / variance
 
-- `usual`: the median of the instance type's reference seconds in the warehouse
+- `usual`: the median reference seconds of the instance type in the warehouse
 - `variance`: the variance of log slowness over all runs
-- `noise`: the standard error of a run's log slowness, estimated from the spread of the reference
-  seconds over the blocks (repetitions) of the fixed work
+- `noise`: the standard error of the log slowness of a run. It is estimated from the spread of the
+  reference seconds over the blocks (repetitions) of the fixed work.
 """
 
 from collections.abc import Mapping
@@ -32,18 +32,18 @@ from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import read_setups
 
-# Share of the backward pass in a step: it has two matrix products where the forward pass has one.
+# Share of the backward pass in a step. It has two matrix products for each in the forward pass.
 BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
-_LEAST_NOISE = 0.01  # minimum standard deviation of the log step time among repeats
-_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median over variance of the mean, if normal
+_LEAST_NOISE = 0.01  # minimum standard deviation of log step seconds between runs of a setup
+_MEDIAN_TO_MEAN = np.pi / 2  # variance of the median / variance of the mean, for normal values
 # Standard deviations of log seconds. Alone: a profile of one device. Compute: compute on several
 # devices. Sync: the relative error of sync_s. Pooled: the mean of rows with the same batch.
 # Crowded: added for each device of a machine after the first.
 _ALONE_SD, _COMPUTE_SD, _SYNC_SD, _POOLED_SD, _CROWDED_SD = 0.01, 0.08, 0.05, 0.04, 0.03
 _LEAST_COMPUTE = 0.02  # minimum share of compute in a step
-# The number of repeated setups that the prior of the noise counts as. The minimum spread above
-# which runs of a setup contradict each other.
+# Number of repeated setups that the prior of the noise counts as; minimum standard deviation of log
+# seconds at which the runs of a setup can contradict each other.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
 _SETUP = (
     "workload",
@@ -70,9 +70,9 @@ class TrainingData:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return {name: digest of the definition} of the workloads or instance types in `frame`.
+    """Return {name: digest of the definition} from a frame of workloads or instance types.
 
-    name: the column with the names of the workloads or instance types.
+    name: the column with the names.
     """
     if "digest" not in frame:
         return {}
@@ -87,20 +87,17 @@ def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArr
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have a known mode and a positive finite step time."""
-    if "step_s" not in runs.columns or not len(runs):
-        return runs.iloc[:0]
-    step = numbers(runs, "step_s")
-    good = np.isfinite(step) & (step > 0)
-    good &= np.array([mode in MODES for mode in modes_of(runs)], dtype=bool)
-    return runs.iloc[np.flatnonzero(good)]
+    step, known = numbers(runs, "step_s"), [mode in MODES for mode in modes_of(runs)]
+    good = np.flatnonzero((step > 0) & (step < np.inf) & np.array(known, dtype=bool))
+    return runs.iloc[good]
 
 
 def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    Both columns have the seconds of a benchmark that runs beside each measurement: a number, or an
-    array with a number per machine. For several machines, the result is the geometric mean of their
-    ratios.
+    Both columns have the seconds of a benchmark that runs beside each measurement. A value is a
+    number, or an array with a number for each machine. For several machines, the result is the
+    geometric mean of their ratios.
     """
     found = np.full(len(measured), np.nan)
     names = ("reference_s", "usual_reference_s")
@@ -115,10 +112,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    A benchmark beside each measurement shows the speed of the machine. The data is returned
-    unchanged if the data was corrected before, or if at most half of the runs have seconds of the
-    benchmark. The runs get a column `speed_sd`: the standard deviation of log seconds that changes
-    of the speed cause.
+    A benchmark beside each measurement shows the speed of the machine. The runs get a column
+    `speed_sd`: the standard deviation of log seconds due to changes of the speed. Data that was
+    corrected before is returned unchanged, and also data in which at most half of the runs have
+    seconds of the benchmark.
     """
     if "speed_sd" in data.runs:
         return data
@@ -143,8 +140,8 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
     """Return (variance, reliability) of the log slowness of machines over all runs.
 
-    The reliability is the fraction of the variance that is not measurement noise. `slow` (runs,) is
-    the log slowness in each of `runs`: log(seconds / usual seconds) of a benchmark on its machines.
+    The reliability is the fraction of the variance that is not measurement noise. `slow` is a
+    (runs,) array: the log of `slowness` in each run.
     """
     spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
     machines = np.array([np.size(one) for one in runs["reference_s"]])
@@ -154,11 +151,11 @@ def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta, the slope of log step seconds over log slowness of the machines.
+    """Return beta, the slope of log step seconds in the log slowness of the machines.
 
-    Slowness is the seconds of a benchmark divided by its usual seconds. `slow` (runs,) is the log
-    slowness in each run. `reliability` is the fraction of the variance of `slow` that is not noise.
-    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`.
+    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`, the
+    fraction of the variance of `slow` that is not noise. `slow` is a (runs,) array: the log of
+    `slowness` in each run.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
@@ -197,16 +194,16 @@ def one_provider(data: TrainingData) -> str:
 
 
 def _modes(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the columns of the mode as {name: values}, with defaults for missing values."""
+    """Return {name: values} of the columns of the mode, with defaults for missing values."""
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return a frame with a row for each distinct setup of `runs`, a frame of valid runs.
+    """Return a frame with a row for each distinct setup in the valid runs `runs`.
 
     The frame has the columns of a setup and these:
 
-        step_s, sync_s   medians over the setup's runs; NaN if unknown
+        step_s, sync_s   medians over the runs of the setup; NaN if unknown
         runs             the number of runs, reduced if their step times differ more than usual
         kind             the kind of device
         run_sd           standard deviation of log step seconds between runs of the same setup,
@@ -215,16 +212,13 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
     kinds = {name: device_kind(name, each) for name, each in machines.items()}
-    frame = pd.DataFrame(
-        {
-            "workload": column(runs, "workload", "").astype(str),
-            **_modes(runs),
-            **in_one_order(runs, devices),
-            "accumulation_steps": numbers(runs, "accumulation_steps", 1),
-            "step_s": step_s,
-            "sync_s": numbers(runs, "sync_s"),
-            "log_s": np.log(step_s),
-        }
+    frame = in_one_order(runs, devices).assign(
+        workload=column(runs, "workload", "").astype(str),
+        **_modes(runs),
+        accumulation_steps=numbers(runs, "accumulation_steps", 1),
+        step_s=step_s,
+        sync_s=numbers(runs, "sync_s"),
+        log_s=np.log(step_s),
     )
     found = frame.groupby(list(_SETUP), sort=True, as_index=False).agg(
         step_s=("step_s", "median"),
@@ -232,7 +226,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
         runs=("step_s", "size"),
         spread=("log_s", "std"),
     )
-    # a sample's median spread is sqrt(chi^2_0.5(n - 1) / (n - 1)) times the true spread
+    # The median sd of a sample of n values is sqrt(chi^2_0.5(n - 1) / (n - 1)) times the true sd.
     again = found[found["runs"] > 1]
     freedom = again["runs"] - 1
     spreads = again["spread"] / np.sqrt(scipy.special.chdtri(freedom, 0.5) / freedom)
@@ -248,7 +242,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
 
 
 def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return medians of profiles, with a row per workload, mode, instance type and batch.
+    """Return medians of profiles, with a row for each workload, mode, instance type and batch.
 
     The other columns are:
 
@@ -280,10 +274,10 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
     The rows have two sources:
 
     - all rows of `profiles`, the result of `profile_rows`
-    - multi-device rows of `setups`, the result of `pooled`, with equal machines and batches and a
-      known sync_s. The seconds are step_s - sync_s, averaged over all setups with the same instance
-      type and batch per device. Batches that were measured on a single device of the same kind are
-      left out.
+    - the multi-device setups in `setups` (the result of `pooled`) with equal machines, equal
+      batches and a known sync_s. The seconds are step_s - sync_s, averaged over all setups with the
+      same instance type and batch per device. Batches that were measured on a single device of the
+      same kind are left out.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -314,16 +308,15 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
         cluster="1x" + found["instance_type"].astype(str),
         batch_per_device=found["batch"],
         layout="1",
-        accumulation_steps=1.0,
         runs=1.0,
     )
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
-    """Return the facts of each workload with at least one known fact.
+    """Return {workload: its facts} for workloads with at least one known fact.
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
-    from the buckets. All other facts come from `data.workloads`, or from `data.runs` if missing.
+    from the profile. The other facts come from `data.workloads`, or else from `data.runs`.
     """
     columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
     columns += ["layers", "hidden", "sequence"]
@@ -333,7 +326,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
         for each in (data.runs, data.workloads)
     ]
     table = pd.concat(frames).set_index("workload").apply(pd.to_numeric, errors="coerce")
-    # a fact in `workloads` takes precedence
+    # `last` prefers the facts in `data.workloads`.
     known = table.where(table > 0).groupby(level=0).last().dropna(how="all", subset=columns)
     found = {}
     for name, facts in known.fillna(0.0).to_dict("index").items():

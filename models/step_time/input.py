@@ -5,7 +5,7 @@ A profile gives, for one sample, l seconds of CPU time and v seconds of waiting 
 - r: the seconds of a step without loading. rho: the fraction of r spent on compute.
 - s: the number of micro-steps of a step. b: the samples per device in a micro-step.
 - k: the number of devices of a machine. W: the number of loader workers for each device.
-- C: the number of CPU cores of a machine (possibly a fraction of a core).
+- C: the number of CPU cores of a machine, which can be below 1.
 
 The slowest machine of a setup determines the seconds of a step:
 
@@ -21,16 +21,15 @@ If the CPU is the device, workers and computing threads share its cores. A worke
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
 w = k / max(C, k). Workers start to load when the step starts. Therefore, loading delays compute by
 at most w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a
-CPU gives the same seconds (test_input.py). If machines share storage, v is assumed to stay the
-same.
+CPU gives the same seconds (test_input.py). v is assumed not to change if machines share storage.
 
-The formulas are inverted to get r from a measured step of step_s seconds. In this step, a rank
+The formulas are inverted to compute r from a measured step of step_s seconds. In this step, a rank
 waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s:
 
     CPU is the device, W > 0    r = max(x - machine, sync_s + (x - sync_s) / (1 + w))
     otherwise                   r = x
 
-A measurement without input_s counts as a step without waiting for batches.
+If input_s is missing, it counts as 0.
 """
 
 from collections.abc import Mapping
@@ -45,35 +44,37 @@ from .dataset import TrainingData, numbers
 from .machine_specs import Machine
 from .setup_arrays import SetupArrays, read_setups
 
-# Standard deviations of the log seconds of a sample, by source: a profile on the instance type; a
-# profile on another type, scaled with the fixed work (dataset.py); an unscaled profile on another
-# type, since the speed of EC2's CPUs differs by a factor of up to 1.5 (derived for Srift).
+# Standard deviations of the log seconds to load a sample. The seconds come from a profile on the
+# instance type, from a profile on another type that is scaled with the fixed work (dataset.py), or
+# from an unscaled profile on another type. The speeds of EC2's CPUs differ by a factor of up to 1.5
+# (derived for Srift).
 _PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
-# Prior standard deviation of log(measured / expected loading seconds) of a workload, and the number
-# of measurements that this prior counts as.
+# Prior standard deviation of log(measured / expected loading seconds) of a workload; number of
+# measurements that this prior counts as.
 _OFF_SD, _PSEUDO = 0.15, 4.0
 # Minimum slope of log step seconds in log loading seconds. A measurement with a smaller slope says
 # too little about loading.
 _INFORMATIVE = 0.3
 _LEAST_REST = 0.02  # minimum share of a step that is not loading
-_H, _EQUAL = 1e-4, 1e-9  # step of finite differences; tolerance for sums in different order
+_H, _EQUAL = 1e-4, 1e-9  # step of finite differences; relative rounding error of seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The data loading of setups, with an entry per setup in each (rows,) array.
+    """The data loading of setups: each field is a (rows,) array with an entry per setup.
 
-    Seconds are 0 if the workload has no data loader.
+    All seconds are 0 if the workload has no data loader.
 
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the minimum seconds of a step, in which the workers load its samples; 0 if the
-            loader has no workers. With accelerators, the limit of the CPU cores is included.
+        supply_s: the seconds in which the workers load the samples of a step: the minimum of the
+            step; 0 if the loader has no workers. With accelerators, the CPU cores can also be the
+            limit.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
-            step (`machine` in the module's docstring); else 0.
-        crowd: if the CPU is the device, the maximum seconds of delay by loading for each second of
-            compute (w in the module's docstring); else 0.
+            step (`machine` in the docstring of the module); else 0.
+        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w in
+            the docstring of the module); else 0.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches; False
             if more CPU cores would.
@@ -104,11 +105,14 @@ class Wait:
         return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two (rows,) arrays: derivatives of the log of the step seconds.
+        """Return two (rows,) arrays: derivatives of log step seconds.
 
-        The first array is the derivative with respect to log `rest_s`, the log of the step seconds
-        without loading. The second is the derivative with respect to the log of the loading
-        seconds. `part` (rows,) is the fraction of `rest_s` that is compute.
+        The first derivative is with respect to log `rest_s`, the second with respect to the log of
+        the loading seconds.
+
+        Args:
+            rest_s: (rows,) step seconds without loading.
+            part: (rows,) fraction of `rest_s` that is compute.
         """
 
         def log_step(rest: float, loading: float) -> FloatArray:
@@ -130,7 +134,7 @@ class Wait:
             part: (rows,) fraction of the step seconds without loading that is compute.
 
         The results have the shapes of the first three arguments. The covariance and the noise are
-        linearised about the mean.
+        linearised at the mean.
         """
         rest = np.exp(mean)
         by_rest, by_load = self.slopes(rest, part)
@@ -145,7 +149,7 @@ class Wait:
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
         """Return, for each row, what would shorten its wait for batches.
 
-        The text is "loader workers", "processors" (more CPU cores), or "" if the row does not wait.
+        A text is "loader workers" or "processors" (CPU cores), or "" if the step does not wait.
         """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
@@ -156,15 +160,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaders:
-    """Facts about the data loaders of workloads. A loader is the same in all modes.
+    """Facts about the data loaders of workloads. A workload has the same loader in all modes.
 
     Attributes:
-        workers: the number of loader workers for each device, by workload.
-        samples: seconds of (CPU time, waiting for storage) to load one sample, by (workload,
-            instance type). They are l and v of the module's docstring.
-        fixed_s: seconds that one CPU core needs for the fixed work (a benchmark; see dataset.py),
-            by instance type. Types with an accelerator are left out.
-        off: mean and standard deviation of log(measured / expected loading seconds), by workload.
+        workers: {workload: number of loader workers for each device}.
+        samples: {(workload, instance type): (l, v)}. l and v are the seconds of CPU time and of
+            waiting for storage to load one sample.
+        fixed_s: {instance type: seconds that one CPU core needs for the fixed work}. The fixed work
+            is a benchmark (dataset.py). Types with an accelerator are left out.
+        off: {workload: (mean, standard deviation) of log(measured / expected loading seconds)}.
     """
 
     workers: dict[str, int] = field(default_factory=dict)
@@ -173,11 +177,11 @@ class Loaders:
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
-        """Return the seconds to load one sample on the instance type `name`.
+        """Return three numbers about the loading of a sample on the instance type `name`.
 
-        The results are the seconds of CPU time, the seconds of waiting for storage, and the
-        standard deviation of the logs of both. If the workload was not profiled on this type, the
-        results come from profiles on other types.
+        The numbers are the seconds of CPU time, the seconds of waiting for storage, and the
+        standard deviation of the log of these seconds. If the workload was not profiled on this
+        type, the numbers come from profiles on other types.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -195,7 +199,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if none of their workloads has a loader."""
+        """Return the data loading of `setups`; None if no workload of them has a loader."""
         if self.workers.keys().isdisjoint(setups.workloads):
             return None
 
@@ -228,7 +232,7 @@ class Loaders:
         by_workers_s = slowest(device_s / np.maximum(workers, 1), has_workers)
         supply_s = slowest(machine_s, has_workers & ~trains)
         beside_s = slowest(machine_s, has_workers & trains)
-        # without workers, a worker would help if it could load while the device computes
+        # Without workers, a worker would help if it could load samples while the device computes.
         lone = ~has_workers & (device_s > 0) & (~trains | (cores > 1))
         return Wait(
             workload=setups.workload,
@@ -243,20 +247,20 @@ class Loaders:
 
 
 def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
-    """Return the standard deviation of `off` about 0, shrunk towards `prior_sd`.
+    """Return the standard deviation of `off`, shrunk towards `prior_sd`.
 
-    `off` (n,) are deviations from their mean or from the expected value, with `freedom` degrees of
-    freedom.
+    `off` is an (n,) array of deviations with `freedom` degrees of freedom.
     """
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
 def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[TrainingData, Loaders]:
-    """Return `data` with the seconds of data loading subtracted, and facts about the loaders.
+    """Return `data` without the seconds of data loading, and facts about the loaders.
 
-    `data` is the result of `at_nominal_speed`, without the runs that `valid_runs` removes.
-    Measurements of workloads whose loading was not profiled stay unchanged. `machines` has the
-    machine of each measured instance type.
+    Measurements of workloads whose loading was not profiled stay unchanged.
+
+    data: measurements at nominal speed (`at_nominal_speed`), with valid runs only (`valid_runs`).
+    machines: the machine of each measured instance type.
     """
     loaded = column(data.profiles, "load_s", np.nan).notna()
     if not loaded.any():
@@ -281,7 +285,7 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 
 
 def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return the seconds that one CPU core needs for the fixed work, as {instance type: seconds}.
+    """Return {instance type: seconds that one CPU core needs for the fixed work}.
 
     The fixed work is a benchmark that runs beside each measurement (dataset.py). Types with an
     accelerator are left out.
@@ -298,11 +302,7 @@ def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return (runs with the seconds of loading subtracted from step_s, corrections of workloads).
-
-    A workload's correction is the mean and the standard deviation of log(measured / expected
-    loading seconds), as in `Loaders.off`.
-    """
+    """Return the runs without the seconds of loading in `step_s`, and the field `Loaders.off`."""
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     if not len(own):
@@ -320,7 +320,7 @@ def _without_loading(
     step_s[loaded], sync_s[loaded] = rest, np.minimum(sync, (1 - _LEAST_REST) * rest)
     by_load = wait.slopes(rest, part)[1]
     longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _INFORMATIVE)
-    # a row says nothing about loading seconds if compute hides all loading
+    # A row says nothing about loading seconds if all loading runs during compute.
     hidden = (wait.beside_s > 0) & (device_s - wait.beside_s >= slowed)
     informative = np.isfinite(waited) & ~hidden & (by_load > _INFORMATIVE)
     off = {}

@@ -2,7 +2,7 @@
 
 theta are the parameters of the step-time formula (formula.py). T1 is the seconds that one device
 needs for a forward and a backward pass (one_device.py). A spread is a standard deviation in a
-covariance function. Spreads are hyperparameters; learning.py learns them.
+covariance function. Spreads are hyperparameters, which learning.py learns.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
 from .rows import Points
 
-# Groups of rows that share deviations. The first four share deviations of log T1: a kind of device,
-# a network, a workload in a mode of one device, and a workload on a kind. The others share
-# deviations of theta: the kind with the slowest link, a strategy, and a workload in a mode on a
-# kind.
+# Ways to group rows. Rows of a group share deviations. The first four are for deviations of log T1.
+# They group rows by kind of device, by network, by (workload, one-device mode), and by (workload,
+# one-device mode, kind). The last three are for deviations of theta. They group rows by the kind
+# with the slowest link, by strategy, and by (workload, mode, kind).
 CODES = ("kind", "network", "workload", "cell", "link", "strategy", "mode")
 _LINEAR = len(NAMES) + len(EFFECTS)
 THETA, T1 = slice(0, len(NAMES)), slice(len(NAMES), _LINEAR)
@@ -36,15 +36,15 @@ def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
     """Return the prior standard deviation of each linear term between groups of rows.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). `level` is the kind of group and a field of `Parameter`; "kind" groups
-    rows by kind of device. Terms that are not in `names` get 0.
+    device (one_device.py). `level` is a field of `Parameter`: "kind" groups rows by kind of device.
+    Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
 
 
-# Linear terms of the covariance: group, prior standard deviations, and the name of the learned
-# factor on these standard deviations (None: not learned).
+# Linear terms of the covariance: the group of rows, prior standard deviations, and the name of the
+# learned factor on these standard deviations. None means that no factor is learned.
 _TERMS = (
     ("all", _spreads("all", (*NAMES, *EFFECTS)), None),
     ("link", _spreads("kind", NAMES), "formula by kind"),
@@ -71,35 +71,31 @@ SPREADS = {
     "noise of one device": 0.03,
 }
 LOG_SPREADS = np.log(list(SPREADS.values()))
-_OCTAVES = 2.5  # length scale of the curves in the batch
+_OCTAVES = 2.5  # length scale of the curves, in octaves (factors of two) of the batch
 _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shape
-# Length scales of the residual: octaves of batch, of machines and of devices per machine;
-# unevenness; octaves of speed.
+# Length scales of the features of the residual (rows.py): octaves of the batch, of machines and of
+# devices per machine; unevenness; octaves of speed.
 BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
 # Standard deviation of log step seconds at twice the largest measured number of devices. The
 # variance grows with each doubling, because the library may switch to another algorithm. On twice
 # the measured devices, steps took 1.06 (T4), 1.07 (2080 Ti) and 1.4 times (V100) as predicted.
 _BEYOND_SD = 0.2
-_FREEDOM = 2.0  # of Student's t for outlying rows
+_FREEDOM = 2.0  # degrees of freedom of Student's t, the noise of rows with outliers
 
 
-# Columns of the kernel's input, and their number: derivatives with respect to theta and the effects
-# on log T1 (linear), codes of groups, derivative of log step with respect to log T1 (alone), octave
-# of the batch, shape of a transformer, the same derivative for transformers only (transformer),
-# doublings of devices beyond the largest measured cluster of the kind, broad and narrow standard
-# deviations of the residual, features of the residual, and 1 for rows of one device (noise).
+# The numbers of columns of the kernel's input.
 _WIDTHS = {
-    "linear": _LINEAR,
-    "codes": len(CODES),
-    "alone": 1,
-    "octave": 1,
-    "shape": 4,
-    "transformer": 1,
-    "beyond": 1,
-    "broad": 1,
-    "narrow": 1,
-    "features": 5,
-    "noise": 1,
+    "linear": _LINEAR,  # derivatives of log step with respect to theta and the effects on log T1
+    "codes": len(CODES),  # codes of the groups
+    "alone": 1,  # derivative of log step with respect to log T1
+    "octave": 1,  # log2(batch / middle batch)
+    "shape": 4,  # shape of a transformer
+    "transformer": 1,  # the same as "alone" for transformers, 0 for other networks
+    "beyond": 1,  # doublings of devices beyond the largest measured cluster of the kind
+    "broad": 1,  # standard deviation of the residual's component with long length scales
+    "narrow": 1,  # standard deviation of the residual's component with short length scales
+    "features": 5,  # features of the residual
+    "noise": 1,  # 1 for rows of one device
 }
 _ENDS = np.cumsum(list(_WIDTHS.values())).tolist()
 WIDTH = _ENDS[-1]
@@ -125,9 +121,9 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
     """Yield the terms of the covariance of the rows of `X` and `Y`, as pairs (name, array).
 
-    Each array has the shape (X rows, Y rows). The caller multiplies the array by the square of the
-    learned standard deviation of the name, or by 1 if the name is None. The default of `Y` is `X`.
-    Only the default adds a term for the noise of single-device rows.
+    Each array has the shape (X rows, Y rows). The caller multiplies the array by the learned
+    variance of the name, or by 1 if the name is None. Without `Y`, the terms are for `X` and
+    itself, with a term for the noise of single-device rows.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -143,7 +139,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
     apart = left["octave"][:, None] - right["octave"]
     near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
     both = outer("transformer")
-    # two rows of the same workload or cell are both of transformers, or neither is
+    # Of two rows with the same workload or cell, both are transformers or neither is.
     for prefix, alone in (("", outer("alone") - both), ("transformer ", both)):
         for level in ("workload", "cell") if alone.any() else ():
             yield f"{prefix}curve of {level}", alone * (same[level] * near)
@@ -237,7 +233,7 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the posterior mean at `X` and the variances (a covariance matrix if `joint`)."""
+        """Return the posterior mean at `X`, and variances or, if `joint`, a covariance matrix."""
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
         if joint:
@@ -247,9 +243,10 @@ class GaussianProcess:
         return cross @ self.weights, np.maximum(prior - (white**2).sum(axis=0), 0.0)
 
     def left_out(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inverse of the measurements' covariance, and each row's leave-one-out error.
+        """Return the inverse covariance of the measurements, and standardised errors of each row.
 
-        Each error is divided by its predicted standard deviation.
+        A row's error is that of the prediction from all other rows. It is divided by the standard
+        deviation of this prediction.
         """
         inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
         return inverse, self.weights / np.sqrt(np.diag(inverse))
@@ -264,8 +261,8 @@ class StepProcess(GaussianProcess):
         """Return a (rows, linear terms) array: posterior mean deviations from the prior means.
 
         A linear term is a parameter of the formula, or an effect on the log seconds of one device.
-        A row's deviation is the sum of the deviations of its groups, such as its kind of device and
-        its workload.
+        The deviation of a row is the sum of the deviations of its groups, such as its kind of
+        device and its workload.
         """
         total = np.zeros((len(X), _LINEAR))
         pulls = self.inputs[:, :_LINEAR] * self.weights[:, None]
@@ -284,7 +281,7 @@ class StepProcess(GaussianProcess):
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
         values = self.inputs[:, columns]
         values[:, 3] = values[:, 3] > 0
-        # There are far fewer points than rows, so `curves` is several times faster.
+        # There are far fewer points than rows, so summing weights makes `curves` faster.
         distinct, which = np.unique(values, axis=0, return_inverse=True)
         inputs = np.zeros((len(distinct), WIDTH))
         inputs[:, columns], inputs[:, COLUMN["alone"]] = distinct, 1.0
@@ -293,10 +290,10 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return a (points,) array: the part of log T1 that is not linear, as a posterior mean.
+        """Return a (points,) array: the posterior mean of the curves in log T1.
 
-        T1 is the seconds of one device. The part is a smooth function of the batch and of the shape
-        of a transformer. `X` is the result of `point_inputs`.
+        T1 is the seconds of one device. The curves are smooth functions of the batch and of the
+        shape of a transformer. `X` is the result of `point_inputs`.
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()
@@ -310,9 +307,10 @@ class StepProcess(GaussianProcess):
 
 
 def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
-    """Return an (X rows, Y rows) mask: True if both rows have the same code of `group`, above 0.
+    """Return an (X rows, Y rows) mask: True if both rows are in the same group.
 
-    `group` is a name in CODES, such as "kind". For "all", the whole mask is True.
+    `group` is a name in CODES, such as "kind", or "all" for a single group of all rows. Rows with
+    the code 0 are in no group.
     """
     if group == "all":
         return np.ones((len(X), len(Y)), dtype=bool)
@@ -334,11 +332,11 @@ def point_inputs(points: Points) -> FloatArray:
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
-    Multiply the noise variances by these factors, fit again, and repeat. Normal noise then
-    approximates noise with Student's t distribution.
+    The caller multiplies the noise variances by these factors, fits again, and repeats. Normal
+    noise then approximates noise with Student's t distribution.
 
-    process: the present fit.
-    factor: the factors that the present fit used; 1 at first.
+    process: the current fit.
+    factor: the factors that the current fit used; 1 at first.
     """
     square = factor * process.left_out()[1] ** 2
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

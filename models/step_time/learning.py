@@ -15,13 +15,14 @@ from .kernel import BROAD, LOG_SPREADS, NARROW, SPREADS, terms
 from .residuals import ENOUGH, INITIAL, CellSpread, Spreads
 from .rows import Rows
 
-# Standard deviations of the priors of log spreads. Noise differs most between providers.
+# Standard deviations of the priors of log spreads. Noise has the widest prior, because it differs
+# most between providers.
 _PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in SPREADS])
-# Minimum change of a log variance from its initial value: for a large cell (False), and for all
-# small cells together (True), whose few rows cannot show a small spread.
+# Lower limit of the change of a log variance from its initial value: for a large cell (False), and
+# for all small cells together (True). Few rows cannot show that a spread is small.
 _SHRINK = {False: -3.0, True: -2.0}
-_APART = 100.0  # distance between two cells, in length scales, so that they are independent
-_MOST = 150  # a larger cell is thinned, roughly to this many rows, to learn its spreads
+_APART = 100.0  # distance between two cells, in length scales; it makes them independent
+_MOST = 150  # approximate maximum number of rows from which the spreads of a cell are learned
 
 
 class StepKernel(Kernel):  # type: ignore[misc]
@@ -67,7 +68,7 @@ def learned_spreads(
     """Return the most probable logs of the standard deviations in SPREADS.
 
     log_spreads: the start of the search.
-    inputs, target, noise: rows, values and noise variances to which the Gaussian process is fitted.
+    inputs, target, noise: kernel inputs, values and noise variances of the measurements.
     """
     search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
@@ -84,13 +85,13 @@ def learn_spreads(
     multi-device rows. Each kind that has only small cells gets the result for small cells.
 
     residual: (rows,) log measured seconds minus log computed seconds.
-    noise_factor: (rows,) factors by which outliers and repeated runs change a row's noise variance.
-    growth: the maximum increase of the log of a variance over its initial value.
+    noise_factor: (rows,) factors on the noise variance, from outliers and repeated runs.
+    growth: upper limit of the change of a log variance from its initial value.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]
     large = count[index] >= ENOUGH
-    # the last feature is the number of a cell
+    # The last feature separates the cells.
     features = np.column_stack([rows.features[several], _APART * index])
     found: dict[float, CellSpread] = {}
     for cell in [*np.unique(index[large]).tolist(), None]:
@@ -126,10 +127,10 @@ def _penalised(
     most: int,
     limits: tuple[float, float] = (-3.0, 3.0),
 ) -> Any:
-    """Return an optimizer for scikit-learn's GaussianProcessRegressor that applies a normal prior.
+    """Return an optimizer for scikit-learn's GaussianProcessRegressor that adds a normal prior.
 
     centre, sd: mean and standard deviation of the prior of the hyperparameters.
-    most: the maximum number of steps.
+    most: the maximum number of iterations.
     limits: lower and upper limit of (hyperparameter - `centre`).
     """
 

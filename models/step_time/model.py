@@ -1,8 +1,9 @@
 """Predict step seconds with 90 % intervals and joint draws, for one provider.
 
-The same data and seed give the same model.
+The same data and the same seed give the same model.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,10 +40,10 @@ from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Communication, stragglers or loading are the bottleneck if they take more than the first fraction
-# of the step; making batches, if it takes more than the second fraction of the compute.
+# Communication, stragglers or data loading can be the bottleneck if they take more than the first
+# fraction of the step. Making batches can be, if it takes more than the second fraction of compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Maximum number of setups in a chunk of predictions, in a chunk of formula_seconds, and in a
+# Maximum number of setups in a chunk of `predict`, in a chunk of `formula_seconds`, and in a
 # covariance matrix.
 _CHUNK, _WIDE_CHUNK, MOST_JOINT = 2500, 200_000, 4000
 
@@ -55,12 +56,13 @@ def bottlenecks(
     input_part: FloatArray,
     machines: FloatArray,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
-    """Return the bottleneck of each setup: "compute", "stragglers", "input" or communication.
+    """Return the bottleneck of each setup, as a (rows,) array of labels.
 
-    Communication is "communication inside a node" or "communication between nodes".
+    A label is "compute", "stragglers", "input", "communication inside a node" or "communication
+    between nodes".
 
     Args:
-        exposed: (rows,) fraction of the step spent on communication that compute does not hide.
+        exposed: (rows,) fraction of the step spent on communication while nothing is computed.
         uneven: (rows,) fraction of the step that an average rank waits for the slowest rank.
         loading: (rows,) fraction of the step spent waiting for the data loader.
         input_part: (rows,) fraction of the compute spent on making batches.
@@ -84,15 +86,16 @@ class StepTimeModel:
     a cluster, with the batch of each device.
 
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
-            `all_introduced` or `with_compressed` added.
+        trained: the (workload, mode) pairs that can be predicted. They were measured, or
+            `all_introduced` or `with_compressed` added them.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
+        measured_types: the instance types with a measured run or profile.
         run_sd: {code of a kind of device (`rows.code_of`): standard deviation of log seconds
             between runs of a setup at different hours}. The key 0 is for unmeasured kinds.
         trained_on: ids of the runs to which the model was fitted.
-        workload_digests, type_digests: {name: digest of its definition at the time of the fit},
-            for workloads and for instance types.
+        workload_digests, type_digests: {name of a workload or instance type: digest of its
+            definition at the time of the fit}.
     """
 
     provider: str
@@ -124,10 +127,10 @@ class StepTimeModel:
     def can_guess(self, instance_type: str) -> bool:
         """Return True if unmeasured workloads can be predicted on the instance type.
 
-        The type must have an accelerator with a known peak rate (TFLOP/s).
+        This needs an accelerator with a known peak rate (TFLOP/s).
         """
         machine = self.machines[instance_type]
-        sheet = sheet_of(device_kind(instance_type, machine), MODES[0].precision, self.machines)
+        sheet = sheet_of(device_kind(instance_type, machine), "fp32", self.machines)
         return machine.accelerated and sheet.confidence > 0
 
     def modes_of(self, workload: str) -> tuple[Mode, ...]:
@@ -164,13 +167,13 @@ class StepTimeModel:
             - samples_per_s
             - compute_s: compute seconds of the slowest rank
             - communication_s: seconds of all collectives
-            - exposed_communication_s: seconds of communication that compute does not hide
+            - exposed_communication_s: seconds of collectives during which nothing is computed
             - bottleneck: a label of `bottlenecks`
             - input_s: seconds that waiting for batches adds to the step
-            - input_by: the resource that would shorten the wait: "loader workers", "processors"
-              (CPU cores), or "" if the step does not wait
-            - nearest_doublings: distance to the nearest measured setup, in doublings (nearest.py);
-              NaN if the workload has no runs in this mode
+            - input_by: what would shorten the wait: more "loader workers" or "processors" (CPU
+              cores). The text is empty if the step does not wait.
+            - nearest_doublings: distance to the nearest measured setup, in factors of two
+              (nearest.py); NaN if the workload has no runs in this mode
 
         Raises:
             ValueError: if a workload, instance type or mode is unknown, if a setup belongs to
@@ -222,7 +225,7 @@ class StepTimeModel:
     def field_terms(self, setups: pd.DataFrame, step_s: FloatArray) -> pd.DataFrame:
         """Return tokens per second, FLOPs utilisation and memory of setups (see field_terms.py).
 
-        `step_s` (rows,) are the seconds of a step. Raises the errors of `predict`.
+        `step_s` is a (rows,) array of step seconds. Raises the errors of `predict`.
         """
         found = field_terms(self.read(setups), step_s, self.facts, self.memory)
         return found.set_index(setups.index)
@@ -248,15 +251,15 @@ class StepTimeModel:
         3. (setups,) variance of the noise between runs
 
         Raises:
-            ValueError: if there are more than 4,000 setups, and in the cases of `predict`.
+            ValueError: if there are more than 4,000 setups, or for the reasons of `predict`.
         """
         return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         if len(arrays.workload) > MOST_JOINT:
             raise ValueError(
-                f"a joint distribution of {len(arrays.workload)} setups is too large: at most"
-                f" {MOST_JOINT} setups are possible"
+                f"a joint distribution of {len(arrays.workload)} setups is too large;"
+                f" the maximum is {MOST_JOINT}"
             )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise
@@ -264,9 +267,9 @@ class StepTimeModel:
         return found if wait is None else wait.joint(*found, beliefs.times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Return a (rows, count) array: joint draws of measured step seconds, including noise.
+        """Return a (rows, count) array: joint draws of step seconds with the noise of a run.
 
-        The draws come in pairs whose logs are symmetric about the mean log (antithetic draws).
+        Draws are antithetic: the logs of a pair of draws are symmetric about the mean log.
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)
@@ -278,10 +281,8 @@ class StepTimeModel:
         draws: FloatArray = np.exp(mean[:, None] + paired)
         return draws
 
-    def compute_line(
-        self, workload: str, instance_type: str, mode: Mode = MODES[0]
-    ) -> tuple[float, float]:
-        """Return (a, k): forward and backward on one device take about a + k * batch seconds.
+    def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
+        """Return (a, k): one device takes about a + k * batch seconds without the optimizer.
 
         Raises:
             ValueError: if the workload, mode or instance type is unknown.
@@ -303,14 +304,10 @@ class StepTimeModel:
 
     def _input_part(self, arrays: SetupArrays) -> FloatArray:
         """Return a (rows,) array: the fraction of compute spent on making batches."""
-        found = np.zeros(len(arrays.workload))
-        if self.facts.input_part:
-            kinds = self.facts.kinds(arrays.names)
-            for workload, mode, rows in arrays.groups():
-                parts = [
-                    self.facts.input_part.get((workload, mode.alone, kind), 0.0) for kind in kinds
-                ]
-                found[rows] = np.array(parts)[arrays.kind[rows].max(axis=1)]
+        found, kinds = np.zeros(len(arrays.workload)), self.facts.kinds(arrays.names)
+        for workload, mode, rows in arrays.groups():
+            parts = [self.facts.input_part.get((workload, mode.alone, kind), 0.0) for kind in kinds]
+            found[rows] = np.array(parts)[arrays.kind[rows].max(axis=1)]
         return found
 
     def _require(self, pairs: Sequence[tuple[str, Mode]], types: Sequence[str]) -> None:
@@ -334,20 +331,18 @@ class StepTimeModel:
         for name, legal in known.items():
             strange = {str(value) for value in column(setups, name, legal[0])} - {*legal, ""}
             if strange:
-                raise ValueError(
-                    f"unknown {name} {sorted(strange)[0]!r}; known: {', '.join(legal)}"
-                )
+                raise ValueError(f"unknown {name} {min(strange)!r}; known: {', '.join(legal)}")
         arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
         self._require([(workload, mode) for workload, mode, _ in arrays.groups()], arrays.names)
         return arrays
 
 
 def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
-    """Fit a model to the measurements of one provider. Runs without a valid step time are left out.
+    """Fit a model to the measurements of one provider. Runs without a valid step time are ignored.
 
     Raises:
-        ValueError: if the data has neither a profile nor a valid run, or if it has measurements of
-            several providers.
+        ValueError: if the data has neither a profile nor a valid run, or measurements of several
+            providers.
     """
     provider = one_provider(data)
     data = at_nominal_speed(data)
@@ -362,7 +357,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     setups = pooled(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
-            "nothing to learn from: there are no profiles, and no run has a positive step time"
+            "the model cannot be fitted: there is no profile, and no run has a positive step time"
         )
     alone = one_device_rows(setups, profiles)
     parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
@@ -377,9 +372,9 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         optimizer=rows.optimizer * (source == "run")[:, None],
         noise_sd=frame["noise_sd"].to_numpy(float),
     )
-    if len(probes):
-        size = probes["bytes"].to_numpy(float)
-        rows = rows.as_probes(np.flatnonzero(source == "probe"), size)
+    probe, size = source == "probe", probes["bytes"].to_numpy(float)
+    rows.point[probe] = rows.middle[probe] = -1
+    rows.gradient_bytes[probe], rows.features[probe, 0] = size, np.log2(size)
     from .regressor import StepTimeRegressor  # scikit-learn takes 0.7 s; predictions need none
 
     regressor = StepTimeRegressor(random_state=seed).fit(
@@ -415,12 +410,11 @@ def _facts(
     """Return the facts with which setups are converted to input rows of the regression.
 
     arrays: the measured setups.
-    profiles: the result of `profile_rows`.
+    profiles: the result of `dataset.profile_rows`.
     """
-    batches: dict[tuple[str, Mode], list[FloatArray]] = {}
+    batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
     for workload, mode, rows in arrays.groups():
-        batches.setdefault((workload, mode.alone), []).append(arrays.batch[rows, 0])
-    sizes = {key: np.unique(np.concatenate(values)) for key, values in batches.items()}
+        batches[workload, mode.alone].update(arrays.batch[rows, 0].tolist())
     optimizer: dict[Cell, float] = {}
     making: dict[Cell, float] = {}
     for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
@@ -431,8 +425,8 @@ def _facts(
     return SetupFacts(
         machines=machines,
         workloads=workload_facts(data),
-        middle={key: float(np.median(np.log2(values))) for key, values in sizes.items()},
-        batches={key: (float(values[0]), float(values[-1])) for key, values in sizes.items()},
+        middle={key: float(np.median(np.log2([*sizes]))) for key, sizes in batches.items()},
+        batches={key: (min(sizes), max(sizes)) for key, sizes in batches.items()},
         optimizer_part=optimizer,
         input_part=making,
     )
@@ -443,8 +437,8 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
     The other columns are those of a setup, with the placeholder PROBE as workload.
     """
-    frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
-    frame = frame.assign(bytes=numbers(frame, "bytes"), seconds=numbers(frame, "seconds"))
+    frame = probes.reindex(columns=["cluster"])
+    frame = frame.assign(bytes=numbers(probes, "bytes"), seconds=numbers(probes, "seconds"))
     several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
     values = frame[["bytes", "seconds"]]
     known = ((values > 0) & (values < np.inf)).all(axis=1)
@@ -454,7 +448,6 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
         workload=PROBE,
         layout="1",
         batch_per_device="1",
-        accumulation_steps=1.0,
         runs=1.0,
         noise_sd=0.0,
         source="probe",
@@ -483,7 +476,7 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
     """Return a model that also predicts the unmeasured workloads in `facts` with known FLOPs.
 
-    Only accelerators with a known peak rate can be predicted (`StepTimeModel.can_guess`).
+    The predictions are for accelerators with a known peak rate (`StepTimeModel.can_guess`).
 
     facts: {workload: its facts}.
     """
@@ -505,8 +498,8 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts `workload` with strategies that communicate unlike DDP.
 
     Examples are compressed gradients, Adasum and tensor parallelism. A mode is added only if the
-    model can already predict the workload in a mode with the same `Mode.alone`. Tensor parallelism
-    also needs known sizes of the divided layers.
+    model can already predict the workload in a mode with the same one-device mode (`Mode.alone`).
+    Tensor parallelism also needs known sizes of the layers that it splits.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -1,8 +1,8 @@
-"""Compute the mean and the variance of log step seconds after the fit of regressor.py.
+"""Predict log step seconds after the fit of regressor.py.
 
 The mean is the formula at the posterior mean of its parameters, plus a correction from the
-residuals of similar setups. The variance is the sum of the variances of both: the linearised
-formula and the correction.
+residuals of similar setups. The variance is that of the linearised formula plus that of the
+correction.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
 class Beliefs(NamedTuple):
-    """The distribution of the log step seconds of setups, as `Posterior.beliefs` returns it.
+    """The normal distribution of the log step seconds of setups.
 
     Attributes:
         mean: (rows,) means.
@@ -52,8 +52,8 @@ class Posterior:
 
     Attributes:
         reach: {code of a kind of device: number of devices of the largest measured cluster}.
-        process: the Gaussian process of log step seconds, without rows before the first iteration
-            of the fit.
+        process: the Gaussian process of log step seconds. Before the first iteration of the fit, it
+            has no measurements.
         spreads: standard deviations of residuals.
         neighbours: {code of a cell: the Gaussian process of the cell's residuals}.
         scales: factors for the standard deviations of predictions (see `residuals.scales`).
@@ -66,7 +66,7 @@ class Posterior:
     scales: dict[float, float] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the seconds of steps and of their parts, without the correction by residuals."""
+        """Return the seconds of steps and of their parts, without the correction of residuals."""
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
@@ -101,7 +101,7 @@ class Posterior:
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
-        # a cell has one kind and one strategy
+        # All rows of a cell have the same kind of device and strategy, and so the same parameters.
         _, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
         inputs = np.zeros((len(first), WIDTH))
         inputs[:, _ROW_CODES] = rows.codes[first]

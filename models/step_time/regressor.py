@@ -8,14 +8,14 @@
     r       the residual: similar setups of a cell have similar residuals
 
 A cell is a workload in one mode on one kind of device. Each parameter, and log T1, is a prior mean
-plus a sum of deviations. There is a deviation for all rows, and one for each group of rows: a kind
-of device, a neural network, a strategy, a workload in one mode, and a cell. log T1 also has smooth
+plus a sum of deviations. A deviation belongs to all rows or to a group of rows: those of a kind of
+device, a neural network, a strategy, a workload in one mode, or a cell. log T1 also has smooth
 curves in the batch.
 
 All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
 process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
-posterior mean (Gauss-Newton). Groups without rows keep their prior, so the same fit works with
-facts alone, with three measured runs and with a thousand.
+posterior mean (Gauss-Newton). Groups without rows keep their prior. Therefore the same fit works
+with facts alone, with three measured runs and with a thousand.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from .posterior import Posterior
 from .residuals import ENOUGH, CellSpread, Neighbours, Spreads, fit_neighbours, scales
 from .rows import Rows
 
-# For each iteration of the fit, a factor on the standard deviations of the residual. It is large at
-# first and after spreads were learned, so that no iteration goes too far.
+# A factor on the standard deviations of the residual for each iteration of the fit. The factor is
+# large at first and after spreads were learned, so that no iteration changes theta too much.
 _LOOSER = (6.0, 6.0, 3.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 3.0, 1.5, 1.0, 1.0, 1.0, 1.0)
-# Maximum rows of a cell from which its residual is learned; maximum rows to learn spreads from.
+# Maximum number of rows of a cell to which its Gaussian process is fitted; maximum number of rows
+# from which the spreads of kernel.py are learned.
 _MOST_NEIGHBOURS, _MOST_LEARNED = 1200, 300
-# For each iteration that learns spreads, the maximum growth of a residual's log variance. It is
-# small at first, so that the formula explains as much as it can.
+# {iteration that learns spreads: upper limit of the growth of the residual's log variance}. The
+# limit is small at first, so that the formula explains as much as possible.
 _GROWTH = {5: 1.0, 8: 1.0, 11: 5.4}
 
 
@@ -53,12 +54,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         random_state: the seed of the random choice of multi-device rows.
     """
 
-    def __init__(
-        self,
-        *,
-        most_rows: int = 700,
-        random_state: int = 0,
-    ) -> None:
+    def __init__(self, *, most_rows: int = 700, random_state: int = 0) -> None:
         self.most_rows = most_rows
         self.random_state = random_state
 
@@ -67,7 +63,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> StepTimeRegressor:
         """Fit to rows `X` and their step seconds `y`.
 
-        sample_weight: (rows,) number of runs that each row stands for; None means 1.
+        sample_weight: (rows,) number of runs in each row; None means 1.
         """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
@@ -110,7 +106,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         X: all rows.
         log_s: (rows,) log step seconds.
-        weight: (rows,) numbers of runs that the rows stand for.
+        weight: (rows,) number of runs in each row.
         picked: the rows from which the parameters of `found` were learned.
         """
         random = np.random.default_rng([self.random_state, 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -23,27 +23,27 @@ from .machine_specs import Machine, device_kind, sheet_of
 from .one_device import EFFECTS, Transformer, prior
 from .setup_arrays import SetupArrays
 
-PROBE = "(all-reduce alone)"  # the workload that stands for all-reduces without training
-# Gradient bytes and log2 of the batch, if they are known for no workload.
+PROBE = "(all-reduce alone)"  # placeholder for the workload of all-reduces without training
+# Default gradient bytes and default log2 of the batch, if no workload has known values.
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0
-_USUAL_TOKENS = 2.0**14  # tokens of a device in a micro-step
+_USUAL_TOKENS = 2.0**14  # default tokens of a device in a micro-step
 _BLOCKS = 8.0  # blocks of weights in a sharded mode, if the layers are unknown (node/switches.py)
-# Weights and Adam's two moments, per byte of gradients; used if the checkpoint size is unknown.
+# Bytes of weights and of Adam's two moments, per byte of gradients.
 _STATE_PER_GRADIENT = 3.0
 _BESIDE = 0.95  # fraction of compute during which blocks of weights can be gathered
-_EVERYTHING = 1e18  # bytes of the last bucket if no part of the exchange can be hidden
+_EVERYTHING = 1e18  # size of the last bucket if the backward pass waits for all exchanges
 
 Cell = tuple[str, Mode, str]  # workload, one-device mode (`Mode.alone`), kind of device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFacts:
-    """The facts of a workload; 0, NaN or None if unknown.
+    """The facts of a workload. An unknown fact is 0, NaN or None.
 
-    flops: floating-point operations of one sample.
-    hidden_part: fraction of a one-device step after the first gradient bucket is ready. Exchanges
-        can overlap with this part.
-    last_bucket_bytes: size of the bucket that is ready last.
+    flops: floating-point operations of a sample.
+    hidden_part: fraction of a one-device step that remains when the first gradient bucket is ready.
+        Exchanges can run during this part.
+    last_bucket_bytes: size of the gradient bucket that is ready last.
     divided: numbers of weights and activations in the layers that tensor parallelism splits.
     """
 
@@ -57,26 +57,26 @@ class WorkloadFacts:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and optimizer states, or an estimate that assumes Adam."""
+        """Return the bytes of weights and optimizer states; if unknown, an estimate for Adam."""
         return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
 
     @property
     def blocks(self) -> float:
-        """Return the number of equal groups of weights that a sharded mode gathers one by one."""
+        """Return the number of blocks of weights that a sharded mode gathers one after another."""
         return self.transformer.layers if self.transformer else _BLOCKS
 
 
 def code_of(*key: object) -> float:
-    """Return a number that identifies a group of rows. The number is equal in all processes."""
+    """Return a number that identifies the group `key`. The number is equal in all processes."""
     return float(zlib.crc32(repr(key).encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """The inputs from which the seconds of one device are predicted, with a row per point.
+    """The inputs from which the seconds of one device are predicted, with a row for each point.
 
     A point is a workload in a mode, on a kind of device, with a batch. The middle batch is the
-    median of the workload's measured batches. The columns of `codes` are the codes (`code_of`) of:
+    median of the measured batches of the workload. `codes` has the codes (`code_of`) of:
 
     1. the kind of device
     2. the neural network
@@ -94,21 +94,22 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Line):
-    """The inputs of the regression, with a row per setup. `Line` has the inputs of the formula.
+    """The inputs of the regression, with a row for each setup.
 
-    `alone_s`, `middle_s` and `optimizer_s` are 0 until `with_seconds` sets them. The middle batch
-    is the median of the batches that were measured for the workload. A cell is a (workload, mode,
-    kind of device).
+    The fields of `Line` are the inputs of the formula. `alone_s`, `middle_s` and `optimizer_s` are
+    0 until `with_seconds` sets them. The middle batch is the median of the measured batches of the
+    workload. A member is one machine of the cluster, or several equal machines. A cell is a
+    (workload, mode, kind of device).
 
     Attributes:
         points: the batches whose seconds on one device are needed.
-        point: (rows, members) position in `points` of each member of the cluster; -1 for padding
-            and for all-reduces without training.
-        middle: (rows, members) position in `points` of each member with the middle batch.
+        point: (rows, members) position in `points` of the member's batch; -1 for padding and for
+            all-reduces without training.
+        middle: (rows, members) position in `points` of the middle batch on the member's device.
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.
-        codes: (rows, 3) codes (see `code_of`) of the kind of device, the strategy, and the cell.
-            The kind of device is that of the machine with the slowest link.
+        codes: (rows, 3) codes (`code_of`) of the kind of device, the strategy, and the cell. The
+            kind of device is that of the machine with the slowest link.
     """
 
     points: Points
@@ -116,8 +117,8 @@ class Rows(Line):
     middle: IntArray
     optimizer: FloatArray
     codes: FloatArray
-    features: FloatArray  # (rows, 5) features of the residual
-    noise_sd: FloatArray  # known standard deviation of log seconds
+    features: FloatArray  # (rows, 5) features on which the residual depends
+    noise_sd: FloatArray  # (rows,) known standard deviation of log seconds
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -131,26 +132,12 @@ class Rows(Line):
         return self.codes[:, 2]
 
     def take(self, at: IntArray) -> Rows:
-        picked = {
-            each.name: getattr(self, each.name)[at]
-            for each in fields(self)
-            if each.name != "points"
-        }
-        return Rows(points=self.points, **picked)
-
-    def as_probes(self, probes: IntArray, size: FloatArray) -> Rows:
-        """Return a copy in which the rows at `probes` are all-reduces without training.
-
-        size: (probes,) bytes of each all-reduce.
-        """
-        found = self.take(np.arange(len(self)))
-        found.point[probes] = found.middle[probes] = -1
-        found.gradient_bytes[probes] = size
-        found.features[probes, 0] = np.log2(size)
-        return found
+        return replace(
+            self, **{name: values[at] for name, values in vars(self).items() if name != "points"}
+        )
 
     def with_seconds(self, log_s: FloatArray) -> Rows:
-        """Return the rows with the one-device seconds exp(`log_s`); `log_s` is (points,)."""
+        """Return the rows with the log one-device seconds `log_s`, a (points,) array."""
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
@@ -169,8 +156,8 @@ class SetupFacts:
     batch is the median of the measured batches.
 
     Attributes:
-        machines: the machine of each instance type.
-        workloads: the facts of each workload.
+        machines: {instance type: its machine}.
+        workloads: {workload: its facts}.
         middle: {(workload, one-device mode): log2 of the middle batch}.
         batches: {(workload, one-device mode): (smallest, largest) measured batch}.
         optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
@@ -212,7 +199,7 @@ class SetupFacts:
         return float(np.median(same or [*self.middle.values()] or [_USUAL_OCTAVE]))
 
     def lay_out(self, setups: SetupArrays) -> Rows:
-        """Convert `setups` to input rows of the regression."""
+        """Return the input rows of the regression for `setups`."""
         setups = setups.compact()
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
@@ -264,9 +251,9 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return the Points of the keys `keys[i]` with batches of `batch[i]` samples.
+        """Return the Points with the workload, mode and device of `keys`, and the sizes `batch`.
 
-        keys: each is a (workload, one-device mode, kind of device).
+        keys: a (workload, one-device mode, kind of device) for each point.
         """
         cells = {}
         for key in dict.fromkeys(keys):
@@ -280,7 +267,8 @@ class SetupFacts:
                 transformer=facts.transformer,
                 recomputed="checkpointing" in mode.switches,
             )
-            # a transformer's sequences may differ in length
+            # Transformers of equal layers and width are the same network: their sequences may
+            # differ in length.
             network = facts.transformer[1:3] if facts.transformer else workload
             codes = (
                 code_of("kind", kind),
@@ -353,8 +341,8 @@ class SetupFacts:
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        The middle batch is the median of the measured batches. If the kind of device was not
-        profiled, the result is the median over other kinds, or 0.
+        The middle batch is the median of the measured batches. For a kind of device without a
+        profile, the result is the median over the other kinds, or 0 without any profile.
 
         cell: a (workload, one-device mode, kind of device).
         """
@@ -366,11 +354,11 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return five numbers that describe the exchange of gradients.
 
-        1. The bytes that a step sends: the bytes of all gradients times the strategy's
-           `Communication.sent`, halved if a sharded mode computes in 16 bits.
+        1. The bytes that a step sends: the bytes of all gradients times `Communication.sent`,
+           halved if a sharded mode computes in 16 bits.
         2. The bytes of a bucket.
-        3. The fraction of a one-device step that can overlap with exchanges (NaN: unknown).
-        4. The bytes of the last bucket (NaN: unknown).
+        3. The fraction of a one-device step during which exchanges can run; NaN if unknown.
+        4. The bytes of the last bucket; NaN if unknown.
         5. 1 if every micro-step exchanges gradients, else 0.
         """
         facts, strategy = self.of(workload), communication(mode.strategy)
@@ -380,11 +368,11 @@ class SetupFacts:
         if mode.gathered and mode.precision in ("bf16", "fp16"):
             part /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
-        if mode.gathered:  # a collective for each block of layers, during nearly all compute
+        if mode.gathered:  # A collective for each block of layers runs during nearly all compute.
             last, bucket, hidden = float("nan"), max(bucket, whole / facts.blocks), _BESIDE
         if strategy.waits:
             last = _EVERYTHING
-        if mode.strategy == UPDATES_SHARED:  # gathers weights after the backward pass
+        if mode.strategy == UPDATES_SHARED:  # Weights are gathered after the backward pass.
             last += whole / 2
         return whole * part, bucket, hidden, last, mode.gathered
 
@@ -421,7 +409,10 @@ class SetupFacts:
         return sent, selection_s
 
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
-        """Return, for each row, the index in `setups.names` of the type with the slowest link."""
+        """Return a (rows,) array: the position in `setups.names` of the type with the slowest link.
+
+        If several types have this link, the result is the first type by name.
+        """
         gbps = [self.machines[name].bandwidth_gbps for name in setups.names]
         order = np.lexsort((setups.names, gbps))
         first = setups.by_type(np.argsort(order), np.inf).min(axis=1)
