@@ -419,7 +419,7 @@ def _facts(
     making: dict[Cell, float] = {}
     for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
         cell = str(key[0]), Mode(*map(str, key[1:-1])), str(key[-1])
-        middle = rows_.iloc[len(rows_) // 2]
+        middle = rows_.sort_values("batch").iloc[len(rows_) // 2]
         optimizer[cell] = float(rows_["optimizer_s"].median() / middle["step_s"])
         making[cell] = float(rows_["input_part"].median())
     return SetupFacts(

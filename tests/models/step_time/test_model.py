@@ -221,3 +221,12 @@ def test_only_measured_modes_are_offered_and_no_setups_give_no_predictions(gpus)
     assert len(model.predict(sharded.iloc[:0])) == 0
     found = model.predict(sharded.assign(accumulation_steps=8))  # each micro-step communicates
     assert (found["exposed_communication_s"] <= found["communication_s"] * (1 + 1e-9)).all()
+
+
+def test_the_optimizers_part_is_that_of_the_middle_batch_on_two_types_of_a_kind():
+    types = pd.DataFrame({"name": ["large", "small"], "device": "t4"})
+    rows = types.merge(pd.DataFrame({"batch": [8, 16, 32]}), how="cross").assign(workload="lm")
+    rows = rows.assign(instance_type=rows["name"], optimizer_s=4.0)
+    rows["forward_s"] = rows["backward_s"] = rows["batch"] / 2
+    model = fit(data_of(profiles=rows, instance_types=types), seed=0)
+    assert [*model.facts.optimizer_part.values()] == [4 / 16]
