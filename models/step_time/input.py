@@ -34,6 +34,7 @@ If input_s is missing, it counts as 0.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -220,7 +221,10 @@ class Loaders:
             most: FloatArray = np.where(where, values, 0.0).max(axis=1)
             return most
 
-        one_s, all_s, sd = setups.by_pair(costs, 3)
+        table = np.array([costs(*pair) for pair in product(setups.workloads, setups.names)])
+        pair = setups.workload[:, None] * len(setups.names) + setups.kind
+        # Padding gets the costs of another instance type, but has no samples.
+        one_s, all_s, sd = np.moveaxis(table[pair], -1, 0)
         known = [machines[name] for name in setups.names]
         cores = setups.by_type([each.cores for each in known], 1.0)
         trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
@@ -240,7 +244,7 @@ class Loaders:
             supply_s=np.maximum(by_workers_s, supply_s),
             beside_s=beside_s,
             crowd=slowest(setups.layout / np.maximum(cores, setups.layout), has_workers & trains),
-            log_sd=sd.max(axis=1),
+            log_sd=slowest(sd, setups.present),
             by_workers=lone.any(axis=1)
             | (by_workers_s > (1 + _EQUAL) * np.maximum(supply_s, beside_s)),
         )

@@ -93,7 +93,7 @@ def learn_spreads(
     large = count[index] >= ENOUGH
     # The last feature separates the cells.
     features = np.column_stack([rows.features[several], _APART * index])
-    found: dict[float, CellSpread] = {}
+    found: Spreads = {}
     for cell in [*np.unique(index[large]).tolist(), None]:
         picked = np.flatnonzero(~large if cell is None else index == cell)
         if len(picked) < ENOUGH:
@@ -118,7 +118,7 @@ def learn_spreads(
             found |= {code: CellSpread(spread, code) for code in small}
         else:
             found[float(rows.cell[at[0]])] = CellSpread(spread, float(rows.kind[at[0]]))
-    return Spreads(found)
+    return found
 
 
 def _penalised(

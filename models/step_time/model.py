@@ -353,7 +353,6 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     machines = read_machines(data.instance_types, seen)
     data, loaders = separated(data, machines)
     runs, profiles = data.runs, profile_rows(data.profiles, machines)
-    devices = {name: each.devices for name, each in machines.items()}
     setups = pooled(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
@@ -363,7 +362,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
     frame = pd.concat(parts, ignore_index=True)
     source = frame["source"].to_numpy(str)
-    arrays = read_setups(frame, devices)
+    arrays = read_setups(frame, {})
     known = arrays.take(np.flatnonzero(source != "probe"))
     facts = _facts(data, machines, known, profiles)
     rows = facts.lay_out(arrays)

@@ -13,7 +13,7 @@ import numpy as np
 from ..domain.numeric import FloatArray
 from .formula import MEAN, Times, slopes, step_times
 from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
-from .residuals import Neighbours, Spreads, without_rows
+from .residuals import Neighbours, Spreads, spreads_of, without_rows
 from .rows import Points, Rows
 
 _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
@@ -61,7 +61,7 @@ class Posterior:
 
     reach: dict[float, float]
     process: StepProcess
-    spreads: Spreads = field(default_factory=lambda: Spreads({}))
+    spreads: Spreads = field(default_factory=dict)
     neighbours: dict[float, Neighbours] = field(default_factory=dict)
     scales: dict[float, float] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Posterior:
         linear = self.linear(X)
         mean, scale, several = linear.log_s.copy(), np.ones(len(X)), X.ranks > 1
         variance = self.process.posterior(linear.inputs, joint=covariance)[1]
-        spread = self.spreads.of(X)
+        spread = spreads_of(self.spreads, X)
         noise = (
             np.where(several, spread[:, 2], np.exp(self.process.covariance.log_spreads[-1])) ** 2
         )

@@ -31,7 +31,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
 from .posterior import Posterior
-from .residuals import ENOUGH, CellSpread, Neighbours, Spreads, fit_neighbours, scales
+from .residuals import ENOUGH, CellSpread, Neighbours, Spreads, fit_neighbours, scales, spreads_of
 from .rows import Rows
 
 # A factor on the standard deviations of the residual for each iteration of the fit. The factor is
@@ -82,7 +82,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if turn in _GROWTH:
                 spreads = learn_spreads(rows, residual, noise_factor, growth=_GROWTH[turn])
                 found = replace(found, spreads=spreads)
-            spread = found.spreads.of(rows) * several[:, None]
+            spread = spreads_of(found.spreads, rows) * several[:, None]
             inputs = linear.inputs
             inputs[:, [COLUMN["broad"], COLUMN["narrow"]]] = looser * spread[:, :2]
             inputs[:, COLUMN["noise"]] = ~several & (rows.noise_sd == 0)
@@ -111,7 +111,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
-        cells: dict[float, CellSpread] = {}
+        cells: Spreads = {}
         several = np.flatnonzero(X.ranks > 1)
         residual = log_s - np.log(found.times(X).step_s)
         for cell in np.unique(X.cell[several]).tolist():
@@ -119,11 +119,11 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             at = np.sort(random.permutation(at)[:_MOST_NEIGHBOURS])
             rows, known = X.take(at), residual[at]
             neighbours[cell], spread = fit_neighbours(
-                rows, known, weight[at], found.spreads.of(rows)[0]
+                rows, known, weight[at], spreads_of(found.spreads, rows)[0]
             )
             if len(rows) >= ENOUGH:
                 cells[cell] = CellSpread(spread, float(rows.kind[0]))
-        spreads = Spreads(found.spreads.cells | cells)
+        spreads = found.spreads | cells
         return replace(
             found,
             spreads=spreads,

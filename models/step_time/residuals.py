@@ -32,31 +32,26 @@ class CellSpread(NamedTuple):
     kind: float
 
 
-class Spreads(NamedTuple):
-    """Standard deviations of residuals, by cell (a workload in one mode on one kind of device).
+# {code of a cell: its standard deviations}. If all cells of a kind have few rows, they share an
+# entry under the code of the kind (learning.py).
+Spreads = dict[float, CellSpread]
+
+
+def spreads_of(spreads: Spreads, rows: Rows) -> FloatArray:
+    """Return the `CellSpread.spread` of the cell of each row as a (rows, 3) array.
 
     A cell without an entry gets the mean variances of the entries of its kind of device. If the
     kind has no entries, the mean is over all entries.
-
-    cells: {code of a cell: its standard deviations}. If all cells of a kind have few rows, they
-        share an entry under the code of the kind (learning.py).
     """
-
-    cells: dict[float, CellSpread]
-
-    def of(self, rows: Rows) -> FloatArray:
-        """Return the `CellSpread.spread` of each row as a (rows, 3) array."""
-        cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
-        pairs = zip(cells.tolist(), rows.kind[first].tolist(), strict=True)
-        return np.array([self._of_cell(*pair) for pair in pairs]).reshape(-1, 3)[which]
-
-    def _of_cell(self, cell: float, kind: float) -> FloatArray:
-        if cell in self.cells:
-            return self.cells[cell].spread
-        every = [*self.cells.values()] or [CellSpread(INITIAL, kind)]
-        alike = [each for each in every if each.kind == kind] or every
-        spread: FloatArray = np.sqrt(np.mean([each.spread**2 for each in alike], axis=0))
-        return spread
+    cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
+    found, every = np.zeros((len(cells), 3)), spreads.values()
+    for at, (cell, kind) in enumerate(zip(cells.tolist(), rows.kind[first].tolist(), strict=True)):
+        alike = [each for each in every if each.kind == kind]
+        if cell in spreads:
+            alike = [spreads[cell]]
+        variances = [each.spread**2 for each in alike or every] or [INITIAL**2]
+        found[at] = np.sqrt(np.mean(variances, axis=0))
+    return found[which]
 
 
 class Neighbours(NamedTuple):
@@ -152,7 +147,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
     freedoms = {kind: count + 1 for kind, count in Counter(kinds.values()).items()}
     found = {kind: _width_of_t(freedom) for kind, freedom in freedoms.items()}
     for cell, kind in kinds.items():
-        if cell in calibrated.cells:
+        if cell in calibrated:
             found[cell] = 1.0
             continue
         at = np.flatnonzero(several & (rows.cell == cell))

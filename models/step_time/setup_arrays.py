@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,22 +98,6 @@ class SetupArrays:
         """Return a (rows,) array: the samples of one optimizer step."""
         micro: FloatArray = (self.count * self.layout * self.batch).sum(axis=1)
         return micro * self.accumulation
-
-    def by_pair(
-        self, value: Callable[[str, str], Sequence[float]], count: int
-    ) -> tuple[FloatArray, ...]:
-        """Return `count` (rows, members) arrays of values by workload and instance type.
-
-        Padding has the value 0.
-
-        value: a function of a workload and an instance type. It returns a number for each array.
-        """
-        width, last = len(self.names), len(self.workloads) * len(self.names)
-        pair = np.where(self.kind >= 0, self.workload[:, None] * width + self.kind, last)
-        table = np.zeros((count, last + 1))
-        for code in np.unique(pair[self.kind >= 0]).tolist():
-            table[:, code] = value(self.workloads[code // width], self.names[code % width])
-        return tuple(table[:, pair])
 
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
         """Return a (rows, members) array: the value of each member's instance type.

@@ -14,7 +14,7 @@ from models.domain.workload import Mode
 from models.step_time.learning import learn_spreads
 from models.step_time.machine_specs import data_sheets
 from models.step_time.regressor import StepTimeRegressor
-from models.step_time.residuals import ENOUGH, CellSpread, Spreads
+from models.step_time.residuals import ENOUGH, CellSpread, spreads_of
 from tests.models.step_time.cases import error, fitted, inside, seconds, sound, width
 
 
@@ -99,9 +99,9 @@ def test_a_kind_with_few_rows_a_cell_has_spreads_of_its_own(without_middle):
     assert cells.max() < ENOUGH <= cells.sum()
     found = learn_spreads(rows, np.zeros(len(rows)), np.ones(len(rows)), growth=1.0)
     quiet, noisy = sorted(set(rows.kind.tolist()))
-    assert set(found.cells) == {quiet, noisy}
+    assert set(found) == {quiet, noisy}
     loud = CellSpread(np.ones(3), noisy)
-    spreads = Spreads(found.cells | {noisy: loud}).of(rows)
+    spreads = spreads_of(found | {noisy: loud}, rows)
     assert (spreads[rows.kind == noisy] == 1).all() and (spreads[rows.kind == quiet] < 0.1).all()
 
 
