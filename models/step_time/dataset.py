@@ -74,9 +74,7 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
     name: the column with the names.
     """
-    if "digest" not in frame:
-        return {}
-    return dict(frame[[name, "digest"]].dropna().itertuples(index=False))
+    return dict(frame.reindex(columns=[name, "digest"]).dropna().itertuples(index=False))
 
 
 def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArray:

@@ -47,7 +47,7 @@ with gradient accumulation, but a batch that does not fit fails.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -144,9 +144,9 @@ class MemoryModel:
         per_operation: activation bytes per floating-point operation, for estimates from facts.
     """
 
-    workloads: Mapping[str, WorkloadFacts] = field(default_factory=dict)
-    lines: dict[tuple[str, Mode, str], Line] = field(default_factory=dict)
-    ran: dict[tuple[str, Mode], list[Run]] = field(default_factory=dict)
+    workloads: Mapping[str, WorkloadFacts]
+    lines: dict[tuple[str, Mode, str], Line]
+    ran: dict[tuple[str, Mode], list[Run]]
     per_operation: float = _PER_OPERATION
 
     def needs(
@@ -233,7 +233,7 @@ class MemoryModel:
             samples.append(_transformer_bytes(facts.transformer, mode))
         elif facts.flops > 0:
             samples.append(self.per_operation * facts.flops)
-        return _CONTEXT + facts.state_bytes, min(samples, default=float("nan"))
+        return _CONTEXT + facts.state_bytes, min(samples, default=math.nan)
 
 
 def _transformer_bytes(shape: Transformer, mode: Mode) -> float:

@@ -5,7 +5,7 @@ The same data and the same seed give the same model.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -52,7 +52,7 @@ def bottlenecks(
     exposed: FloatArray,
     uneven: FloatArray,
     *,
-    loading: FloatArray | float = 0.0,
+    loading: FloatArray,
     input_part: FloatArray,
     machines: FloatArray,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
@@ -105,12 +105,12 @@ class StepTimeModel:
     run_sd: dict[float, float]
     trained: frozenset[tuple[str, Mode]]
     measured_types: frozenset[str]
-    memory: MemoryModel = field(default_factory=MemoryModel)
-    loaders: Loaders = field(default_factory=Loaders)
-    guessed: frozenset[str] = frozenset()
-    trained_on: tuple[str, ...] = ()
-    workload_digests: dict[str, str] = field(default_factory=dict)
-    type_digests: dict[str, str] = field(default_factory=dict)
+    memory: MemoryModel
+    loaders: Loaders
+    guessed: frozenset[str]
+    trained_on: tuple[str, ...]
+    workload_digests: dict[str, str]
+    type_digests: dict[str, str]
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -394,6 +394,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         measured_types=frozenset({*measured.type_names, *profiles["instance_type"]}),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,
+        guessed=frozenset(),
         trained_on=tuple(str(name) for name in column(runs, "run_id", "") if str(name)),
         workload_digests=definition_digests(data.workloads, "workload"),
         type_digests=definition_digests(data.instance_types, "name"),

@@ -51,8 +51,8 @@ class WorkloadFacts:
     checkpoint_bytes: float = 0.0
     flops: float = 0.0
     transformer: Transformer | None = None
-    hidden_part: float = float("nan")
-    last_bucket_bytes: float = float("nan")
+    hidden_part: float = np.nan
+    last_bucket_bytes: float = np.nan
     divided: Volumes = field(default_factory=Volumes)
 
     @property
@@ -168,10 +168,10 @@ class SetupFacts:
 
     machines: dict[str, Machine]
     workloads: dict[str, WorkloadFacts]
-    middle: dict[tuple[str, Mode], float] = field(default_factory=dict)
-    batches: dict[tuple[str, Mode], tuple[float, float]] = field(default_factory=dict)
-    optimizer_part: dict[Cell, float] = field(default_factory=dict)
-    input_part: dict[Cell, float] = field(default_factory=dict)
+    middle: dict[tuple[str, Mode], float]
+    batches: dict[tuple[str, Mode], tuple[float, float]]
+    optimizer_part: dict[Cell, float]
+    input_part: dict[Cell, float]
 
     def of(self, workload: str) -> WorkloadFacts:
         return self.workloads.get(workload, WorkloadFacts())
@@ -219,7 +219,7 @@ class SetupFacts:
             [keys[at] for at in cell_of] + keys,
             np.append(batches[size_of], [2 ** self.middle_of(*key[:2]) for key in keys]),
         )
-        point, middle = np.full((2, *kind.shape), -1, dtype=np.intp)
+        point, middle = np.full((2, *kind.shape), -1)
         point[present], middle[present] = where, len(distinct) + cell_of[where]
         optimizer = np.zeros(kind.shape)
         optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of[where]]
@@ -369,7 +369,7 @@ class SetupFacts:
             part /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
         if mode.gathered:  # A collective for each block of layers runs during nearly all compute.
-            last, bucket, hidden = float("nan"), max(bucket, whole / facts.blocks), _BESIDE
+            last, bucket, hidden = np.nan, max(bucket, whole / facts.blocks), _BESIDE
         if strategy.waits:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # Weights are gathered after the backward pass.

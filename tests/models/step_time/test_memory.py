@@ -151,7 +151,7 @@ def test_activations_of_a_transformer_are_those_of_its_layers(precision, switche
 @pytest.mark.skipif(not DATA.exists(), reason="needs the published steps of ../shared")
 def test_published_transformers_fit_and_most_do_not_with_twice_the_batch():
     data = transformer_data()
-    model, runs = MemoryModel(workloads=workload_facts(data)), data.runs
+    model, runs = MemoryModel(workloads=workload_facts(data), lines={}, ran={}), data.runs
     room = runs["device"].str.extract(r"(\d+)GB")[0].astype(float)
 
     def fits(factor):

@@ -105,7 +105,8 @@ def test_a_fifth_of_the_step_is_a_bottleneck(compute, mean, machines, making, ex
     exposed, uneven, part, many = (
         np.array([one]) for one in (1 - compute, compute - mean, making, machines)
     )
-    assert bottlenecks(exposed, uneven, input_part=part, machines=many) == [expected]
+    given = {"loading": np.zeros(1), "input_part": part, "machines": many}
+    assert bottlenecks(exposed, uneven, **given) == [expected]
 
 
 def test_accumulation_repeats_compute_and_not_communication(known):
