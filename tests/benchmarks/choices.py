@@ -164,7 +164,7 @@ def chances(contest: Contest) -> pd.DataFrame:
     """Each chance in the table's first rows: rank, chance ("p ok" or "p best"), said, held.
 
     Limits are multiples of the least predicted. The best setup loses least at measured times, among
-    all clusters of the table.
+    all clusters of the table; if none meets its limit, none is best.
     """
     hours, usd = contest.costs(contest.measured_s)
     found = []
@@ -177,7 +177,8 @@ def chances(contest: Contest) -> pd.DataFrame:
         placed = [(row, at) for row, at in pairs if at is not None]
         best = min((loss[at] for _, at in placed), default=0.0)
         for row, at in placed[:_SHOWN]:
-            meets, is_best = meeting.chance[at] > 0, loss[at] <= best + 1e-12
+            meets = meeting.chance[at] > 0
+            is_best = np.isfinite(loss[at]) and loss[at] <= best + 1e-12
             found.append((row["rank"], "p ok", row["p_meets_constraint"], meets))
             found.append((row["rank"], "p best", row["p_best"], is_best))
     return pd.DataFrame(found, columns=["rank", "chance", "said", "held"])
