@@ -21,10 +21,10 @@ from datetime import datetime
 from ..domain.cluster import Cluster, Offer
 
 _MINUTE_S = 60.0  # machines stop themselves after whole minutes; AWS bills at least one minute
-# The maximum number of seconds that are billed after the deadline. At most three minutes pass
-# before the deadline's timer starts, and one minute until the machine is shut down. Each
-# failed attempt of a launch costs a minute; there are at most eleven.
-LATE_S = 240.0 + 60.0 * (2 * 6 - 1)
+# The maximum number of seconds that are billed after the deadline. The timer of the deadline starts
+# up to three minutes late. The shutdown takes up to one minute. A launch has at most eleven failed
+# attempts, and each costs a minute.
+LATE_S = 240.0 + 60.0 * 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Cap:
 class Allowance:
     """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
-    `refusal` is the reason for a refusal, or an empty string.
+    `refusal` is the reason for a refusal. If it is empty, the launch is permitted.
     """
 
     deadline_s: float = 0.0
@@ -78,7 +78,7 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
     """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
 
-    Machines stop themselves at the deadline, which is a whole number of minutes.
+    The deadline is a whole number of minutes.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -94,7 +94,7 @@ def dearest_usd_per_hour(
     - A launch may use any zone of the region, so the highest price of the region counts.
     - A spot price may rise to the on-demand price. If the on-demand price is unknown, a spot price
       may rise to the bid: `spot_margin` times the known spot price.
-    - Discounts do not count, because a savings plan may be used up.
+    - Discounts are ignored, because a savings plan may be used up.
 
     Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a
     spot price.
@@ -140,11 +140,12 @@ def allow(
 ) -> Allowance:
     """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
 
-    usd_per_hour: the highest possible price of the launch; None means unknown.
-    once_usd: dollars of the launch that do not depend on the deadline.
-
     The launch is refused if the deadline would be shorter than `least_s`, or if the price is
     unknown.
+
+    usd_per_hour: the highest possible price of the launch; None means unknown.
+    wished_s, least_s: the longest and the shortest useful deadline in seconds.
+    once_usd: dollars of the launch that do not depend on the deadline.
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest price is unknown (on-demand prices limit spot prices; see [ec2] markets)"

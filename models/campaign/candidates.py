@@ -24,7 +24,7 @@ Lines = dict[tuple[str, Mode, str], Line]
 
 PROFILE_BATCHES = 4
 MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
-_LEAST_PROFILED = 3  # batches that determine the line of one device
+_LEAST_PROFILED = 3  # batch sizes needed to fit seconds of one device as a line in the batch size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Costs:
 
     launch_s: float = 12.0  # start of a launch: machines, agents, torchrun, importing torch
     build_s: float = 0.5  # start of a run, before its first step
-    steps: int = 15  # of a run: 1 trial, 2 of warm-up, about 10 timed, 2 without communication
-    train_most_s: float = 11.0  # the node ends the steps of a training run after about this time
+    steps: int = 15  # steps of a run: 1 trial, 2 warm-up, about 10 timed, 2 without communication
+    train_most_s: float = 11.0  # the node ends a training run after about this time
     probe_s: float = 7.0  # a probe: a sweep of all-reduces
     core_step_s: float = 0.15  # a step with the minimum global batch on one core
     minimum_s: float = 0.0  # the minimum time billed for a launch; a minute on EC2
@@ -42,7 +42,7 @@ class Costs:
     def run_s(self, step_s: float) -> float:
         """Return the seconds of a training run with steps of `step_s` seconds.
 
-        The start of the machines is not included.
+        The time to start the machines is not included.
         """
         return self.build_s + self.steps * step_s
 
@@ -60,21 +60,22 @@ class PlannedRun:
     """One run to measure.
 
     Attributes:
-        kind: what the run measures, for example "train" or "profile" (see node/record.py).
+        kind: "train", "profile", "probe", "learn" or "elastic" (see tasks/node/record.py).
         members: the instance types of the machines, in rank order.
         nodes: the indices of the launch's machines on which the run takes place.
         devices: the number of devices used on each machine; empty means one on each machine.
-        batches: samples per device of each machine; for a profile, the batches to try.
+        batches: samples per device of each machine; for a profile, the batch sizes to time.
         message_bytes: the message sizes of a probe (a sweep of all-reduces).
         est_s: the estimated duration in seconds.
-        seed: the random seed of a run that checks convergence.
+        reason: a text for the user that says why the run is planned.
+        seed: the random seed of a "learn" run, which checks convergence.
 
-    Elastic runs measure the cost of losing a machine. Further attributes of elastic runs:
+    An "elastic" run measures the cost of losing a machine. It has further attributes:
         steps: the number of steps.
-        checkpoint_every: the steps between two checkpoints.
+        checkpoint_every: the number of steps between two checkpoints.
+        wait_s: seconds to wait for the stopped machine.
         lose_after_s: seconds from the first step until the last machine is stopped; None means that
             no machine is stopped.
-        wait_s: seconds to wait for the stopped machine.
     """
 
     kind: str
@@ -158,11 +159,12 @@ class Model:
 
     Attributes:
         choice_set: for each workload, the setups that may still be chosen for its goals.
-        joint: a function that returns the joint distribution of log step times for setups.
+        joint: a function that returns the joint distribution of the log step times of setups.
         workloads: the (workload, mode) pairs that the model was trained on.
         types: the instance types that the model can predict.
         fresh: measured runs, with `step_s`, that the model was not trained on.
-        predict: a function that returns predicted step times for setups, in a column `step_s`.
+        predict: a function that returns the predicted step times of setups, in a column `step_s`.
+            None means that rough estimates replace predictions.
     """
 
     choice_set: Mapping[str, ChoiceSet]
@@ -173,9 +175,10 @@ class Model:
     predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the model can predict `trained` on all instance types in `members`.
+        """Return True if the model can predict the pair `trained` on all types in `members`.
 
         trained: a pair (workload, mode).
+        members: names of instance types.
         """
         return trained in self.workloads and self.types.issuperset(members)
 
@@ -208,9 +211,9 @@ def learning_runs(
 ) -> list[PlannedRun]:
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
-    There is a run for each of the two modes and each seed, on both machines of `pair`. The list is
-    empty if `pair` cannot train in `mode`, or has more devices than the minimum global batch has
-    samples.
+    Each of the two modes has a run for each seed. The runs use both machines of the cluster `pair`.
+    The list is empty if `pair` cannot train in `mode`, or has more devices than the minimum global
+    batch has samples.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -295,7 +298,7 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if the kinds and the numbers of the cluster's devices support `mode`."""
+    """Return True if the cluster's devices, by kind and number, support `mode`."""
     types = [offer.instance_type for offer in cluster.members]
     able = all(computes(one.device, mode) for one in types)
     return able and runs_on([one.devices for one in types], mode)
@@ -327,7 +330,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
     """Yield the setups with which `training_runs` measures a workload in a mode on a cluster.
 
-    lines: the measured speeds of devices.
+    lines: the measured speeds of devices, the result of `profiled_lines`.
     """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
@@ -378,8 +381,8 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
 class Schedule:
     """The time that the runs of a launch take on each machine of its cluster.
 
-    Runs that need one machine take place at the same time on different machines. A run on several
-    machines takes place alone.
+    Runs on a single machine take place first, in parallel on different machines. Then each run on
+    several machines takes place alone.
     """
 
     def __init__(self, cluster: Cluster) -> None:

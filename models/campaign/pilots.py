@@ -5,9 +5,10 @@ expected log step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-Pilots are chosen one after another, to lower regret. Regret is the loss of the chosen setup minus
-the lowest loss of all setups. `planner/choice_rule.py` defines the loss. Regret always includes the
-penalty for exceeding the limit, even if the goal states a `p_required`.
+Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most.
+Regret is the loss of the chosen setup minus the lowest loss of all setups.
+`planner/choice_rule.py` defines the loss. Regret always includes the penalty for exceeding the
+limit, even if the goal states a `p_required`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,10 +91,10 @@ def choose_pilots(
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
-    """Yield the mean regret of a choice without pilots, then after the first pilot, and so on.
+    """Yield the mean regret of a choice without pilots, then after each of the `pilots`.
 
     Regret is the loss of the chosen setup minus the lowest loss of all setups. The mean is taken
-    over joint draws of the true step times. `pilots` are positions in `belief`.
+    over joint draws of the true step times. `pilots` has positions in `belief`.
     """
     random, size = np.random.default_rng(seed), len(belief.mean)
     root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))

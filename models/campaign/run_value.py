@@ -14,7 +14,7 @@ n_f is the number of measured and planned runs with the feature f. A run has fou
 - its workload, mode, global batch and number of accumulation steps
 
 Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
-share of its information that the planned runs already provide. After each planned launch, all
+share of its information that the planned runs already provide. After each planned launch, the
 values are computed again.
 """
 
@@ -37,21 +37,20 @@ from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
 
-_ENOUGH_FAILURES = 2
+_ENOUGH_FAILURES = 2  # a run that failed this often is not bought again
 _PROBED_SIZES = 4  # a probe (a sweep of all-reduces) with this many message sizes is complete
-# A run that lowers regret by 1 % counts as much as one new feature. The first runs of a new
-# workload lower its regret by tens of per cent, so they compete with runs of well-known workloads.
+# A run that lowers regret by 1 % is worth as much as a run with a single new feature.
 _REGRET_VALUE = 100.0
 _MOST_RUNS = 250  # values are computed for at most this many runs of a workload
-_MOST_FRESH = 300  # at most this many runs outside the model's training data update the belief
+_MOST_FRESH = 300  # at most this many new runs of a workload update the model's predictions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
     """The measurements of one provider so far. The frames are rows of marts and may be empty.
 
-    - `stale_before`: runs measured up to this time do not count.
-    - `drifting`: {drifting instance type: time}. Runs on the type up to this time do not count.
+    - `stale_before`: runs that were measured before this time are ignored.
+    - `drifting`: {drifting instance type: time}. Earlier runs on the type are ignored.
 
     An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
@@ -68,7 +67,7 @@ class Past:
 class WorkloadValues:
     """The values of one workload's runs: how much each run is expected to lower regret.
 
-    Regret is the loss from wrong choices.
+    Regret is the loss from a wrong choice.
 
     Attributes:
         questions: the goals of the workload, each with the setups that may be chosen for the goal.
@@ -101,8 +100,9 @@ class Knowledge:
 
     Attributes:
         done: the keys (see `_identity`) of runs that are not bought again.
-        doubted: instance types that drift (too many new runs lie outside their predicted intervals)
-            or have only stale runs. The model's predictions for these types are not used.
+        doubted: instance types that drift, or have only stale runs. A type drifts if too many of
+            its new runs lie outside their predicted intervals. Predictions for these types are not
+            used.
         seen: the number of measured and planned runs with each feature, such as a cluster or a
             workload with a batch (see the module's docstring).
         model: the predictions of the model in use; None if there is no model.
@@ -164,33 +164,28 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new)
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return how much `run` lowers the loss from wrong choices, in addition to planned runs.
+        """Return how much `run` is expected to lower regret, in addition to the planned runs.
 
         Returns None if the model cannot predict `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
         values = self.values.get(run.workload)
-        place = None if values is None else values.places.get(run)
-        return 0.0 if values is None or place is None else values.regret[place]
+        if values is None or run not in values.places:
+            return 0.0
+        return float(values.regret[values.places[run]])
 
     def needs(self, run: PlannedRun) -> bool:
         """Return True if the profile or probe `run` is still needed.
 
-        A run is needed until it is measured or planned. A probe (a sweep of all-reduces) is needed
-        only if the model cannot predict all its instance types.
+        A run is needed until it is measured or planned. A probe (a sweep of all-reduces) is not
+        needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
-        is_done = _identity_of(run) in self.done
-        return not is_done and not (run.kind == "probe" and known)
+        return _identity_of(run) not in self.done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
-        """Return the value of a training run.
-
-        If the model can predict `run`, the value is 100 times the expected decrease of regret (the
-        loss from a wrong choice). If the model cannot predict `run`, the value decreases with the
-        number of similar runs that were measured or planned.
-        """
+        """Return the value of the training run `run` (see the module's docstring)."""
         saved = self.saves(run)
         if saved is None:
             return sum(1 / (1 + self.seen[feature]) for feature in _features(run.key))
@@ -210,10 +205,10 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Compute the values of the runs of `workloads` again, given the runs planned since."""
+        """Compute the values of the runs of `workloads` again, after further runs were planned."""
         for name in self.values.keys() & set(workloads):
             old = self.values[name]
-            # Planned runs never raise a value, so runs with the value 0 are skipped.
+            # Planned runs never raise a value, so runs whose value is 0 are skipped.
             left = [place for place in old.places.values() if old.regret[place] > 0]
             regret = run_values(old.questions, old.belief, left)
             self.values[name] = replace(old, regret=regret)
@@ -269,18 +264,14 @@ def _valued(
     model: Model,
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of up to 250 of the `runs`, all of which `model` can predict.
+    """Return the values of up to 250 (_MOST_RUNS) of `runs`, all of which `model` can predict.
 
-    Runs of setups that may be chosen are preferred, then runs with few machine-seconds. `fresh` are
-    measured runs, with `step_s`, that the model was not fitted to.
+    Runs of setups that may be chosen come first, then runs with few machine-seconds. `fresh` has
+    measured runs, with `step_s`, that the model was not trained on.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
-
-    def order(run: PlannedRun) -> tuple[bool, float, str]:
-        is_other = run.key not in keys
-        return is_other, run.est_s * len(run.members), run.cluster
-
-    valued = sorted(runs, key=order)[:_MOST_RUNS]
+    cheapest = sorted(runs, key=lambda run: (run.est_s * len(run.members), run.cluster))
+    valued = sorted(cheapest, key=lambda run: run.key not in keys)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
     frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
     belief = Belief(*model.joint(frame))

@@ -1,10 +1,11 @@
 """Plan the launches of a campaign: which clusters to buy next, and which runs to measure on them.
 
 A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
-launch acquires a cluster and measures several runs on it. The first launches profile every workload
-on every instance type, with as few launches as possible. Each later launch has the highest value
-(`run_value.py`) for its share of the caps. Runs are added to a launch until the next run would
-lower the launch's value per second. Planning stops when every remaining run has the value 0.
+launch acquires a cluster and measures several runs on it. The next launch is always the launch with
+the highest value (`run_value.py`) for its share of the caps. Profiles have a high value, so the
+first launches profile every workload on every instance type. Runs are added to a launch until the
+next run would lower the launch's value per second. Planning stops when every remaining run has the
+value 0.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from .candidates import (
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-# If more clusters are possible in a zone, only those of at most two instance types are considered.
+# If more clusters are possible in a zone, some are skipped (see `compositions`).
 MOST_CLUSTERS = 600
-_ELASTIC_WORK_S = 30.0
+_ELASTIC_WORK_S = 30.0  # approximate seconds of training in an elastic run, without the lost time
 _LEARNING_SHARE = 2 / 3  # maximum share of the caps for runs that check convergence
-# A probe (a sweep of all-reduces) has a high value, because every workload on the cluster benefits.
-# Without a profile, no run of its workload on its instance type can be predicted.
+# A training run whose four features are new has the value 4. A probe (a sweep of all-reduces) helps
+# every workload on the cluster. A profile has the highest value: without a profile, no run of its
+# workload on its instance type can be predicted.
 _VALUES = {"probe": 1.5, "profile": 20.0}
 STOPS = (
     "the campaign stops: no launch within the caps is expected to improve a recommendation"
@@ -55,8 +57,9 @@ STOPS = (
 class CampaignLimits:
     """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
 
-    A cluster has at most `max_hosts` machines. `fits(cluster)` returns the reason why the cluster
-    can never be launched, or an empty string.
+    A cluster has at most `max_hosts` machines of the given market. `fits(cluster)` returns the
+    reason why the cluster cannot be launched, or an empty string. `costs` has the assumed seconds
+    of launches and runs.
     """
 
     max_usd: float
@@ -76,7 +79,7 @@ class CampaignLimits:
 
     @property
     def are_kept(self) -> bool:
-        """True if no cap is exceeded: neither the remaining dollars nor seconds are negative."""
+        """True if no cap is exceeded: the remaining dollars and seconds are not negative."""
         return self.max_seconds >= 0 and self.max_usd >= 0
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
@@ -102,7 +105,7 @@ class PlannedLaunch:
 def launch_of(cluster: Cluster, runs: Sequence[PlannedRun], costs: Costs) -> PlannedLaunch:
     """Return a launch of `cluster` that measures `runs`.
 
-    Runs that need a single machine come first, in parallel on different machines of the cluster.
+    Runs on a single machine come first, in parallel on different machines of the cluster.
     """
     schedule = Schedule(cluster)
     ordered = sorted(runs, key=lambda run: len(run.members) > 1)
@@ -132,8 +135,9 @@ def shopping_list(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
-    A setup is measured again only if its measurement is stale or its instance type drifts. A run
-    that the model can predict is bought only if the run may change a choice.
+    A setup is measured again only if its measurement is stale, or if its instance type drifts (too
+    many new runs lie outside their predicted intervals). A run that the model can predict is bought
+    only if the run may change a choice.
 
     Args:
         limits: the caps and the market. Only offers of this market with a known price are bought.
@@ -195,10 +199,10 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` are the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
+    `wanted` has the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
     equal machines that fits the caps and can train in the modes. All launches together use at most
-    two thirds of the caps. The last modes of a workload are left out if a launch with all modes
-    does not fit.
+    two thirds of the caps. If a launch with all modes of a workload does not fit, the last modes
+    are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -231,8 +235,8 @@ def elastic_launch(
 ) -> PlannedLaunch | None:
     """Return a launch that measures the cost of losing a machine during training.
 
-    The launch trains the setup of the row `recommended`, and stops the last machine on purpose. The
-    first machine is on-demand, all others are spot. Returns None in these cases:
+    The launch trains the setup of the published row `recommended`, and stops the last machine on
+    purpose. The first machine is on-demand, the others are spot. Returns None in these cases:
 
     - The setup has a single machine, or does not use plain DDP.
     - A machine is not on offer.
@@ -261,7 +265,7 @@ def elastic_launch(
         steps=10 * every,
         checkpoint_every=every,
         lose_after_s=4 * every * step_s,  # after the third checkpoint
-        # Then n - 1 machines do the work of n: a step takes up to n / (n - 1) times as long.
+        # After the loss, n - 1 machines do the work of n: a step takes n / (n - 1) times as long.
         est_s=10 * every * step_s * len(types) / (len(types) - 1) + max(PRIOR_S.values()),
         reason="the cost of losing a machine",
     )
@@ -278,8 +282,9 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest value for its share of the caps. Returns None if every run that
-    fits the caps has the value 0.
+    The best launch has the highest value for its share of the caps. Returns None if no run that
+    fits the caps has a value above 0. `runs` are the training runs to choose from, and `profiles`
+    the profile runs.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -319,10 +324,10 @@ def _fill(
 
     The launch starts with the runs in `first` that fit into `most_s` seconds. Then training runs on
     subsets of the machines are added, the highest value per second first. Adding stops at the run
-    that would lower the value of the training runs per billed second.
+    that would lower the value of the training runs per billed second. Returns no runs and 0.0 if
+    the launch would have neither a training run nor a profile.
 
     `valued` has (value, run) pairs of training runs, by the instance types of the run's machines.
-    Returns no runs and 0.0 if the launch would have neither a training run nor a profile.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
@@ -335,7 +340,8 @@ def _fill(
     first_s = schedule.seconds
     parts = sub_clusters(type_names(cluster))
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
-    # Adding a run can only lower the values of other runs, so the heap recomputes values lazily.
+    # Adding a run only lowers the values of other runs. A value in the heap is therefore an upper
+    # bound, and is computed again when it comes to the top.
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
     trains: list[PlannedRun] = []
@@ -365,6 +371,6 @@ def _fill(
 def _per_second(value: float, run: PlannedRun) -> float:
     """Return the value per second of `run`, rounded to six significant digits.
 
-    Without rounding, floating-point errors would decide the order of equally valuable runs.
+    Without rounding, floating-point errors would decide the order of runs with equal values.
     """
     return float(f"{value / run.est_s:.6g}")

@@ -3,9 +3,10 @@
     mean_c   -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z        for each setup c, after run r
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-Log step times are jointly normal, and z is a standard normal variable: the outcome of the run.
-`planner/choice_rule.py` defines the choice and its loss. The loss in value(r) always includes the
-penalty for exceeding the limit, even if the goal states a `p_required`.
+Log step times are jointly normal. z is a standard normal variable: the measured log step time of
+run r, minus its mean, in standard deviations. `planner/choice_rule.py` defines the choice and its
+loss. The loss in value(r) always includes the penalty for exceeding the limit, even if the goal
+states a `p_required`.
 
 Regret is the loss of the choice minus the loss of the unknown best setup. A run decreases regret
 and loss by the same amount (Frazier, Powell and Dayanik 2009).
@@ -32,20 +33,21 @@ Joint = Callable[[pd.DataFrame], tuple[FloatArray, FloatArray, FloatArray]]
 
 _NODES = np.linspace(-3.0, 3.0, 21)  # outcomes of a run, in standard deviations from its mean
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
-# A run has no value for a goal if it saves less than LEAST_REGRET, or if its chance to change the
-# choice is below LEAST_CHANCE. Otherwise Srift would keep buying runs that compare nearly equal
-# setups. A setup is also ignored if its chance to keep the goal's limit is below LEAST_CHANCE.
+# A run has no value for a goal if it lowers regret by less than LEAST_REGRET, or if its chance to
+# change the choice is below LEAST_CHANCE. Without these limits, Srift would keep buying runs that
+# compare nearly equal setups. A setup is also ignored if it keeps the goal's limit with a chance
+# below LEAST_CHANCE.
 LEAST_REGRET, LEAST_CHANCE = 1e-3, 0.02
 _OUTCOMES = 41  # number of quantiles of a setup's step time for which its hours are computed
-_MOST, _MOST_SAFE = 30, 10  # maximum setups for a goal: the best by objective, the best by loss
+_MOST, _MOST_SAFE = 30, 10  # maximum setups per goal with the best objective, and the lowest loss
 
 
 @dataclass(frozen=True)
 class Belief:
     """A joint normal distribution of the log step seconds of n setups.
 
-    `noise` is an (n,) array: the variance of one measured log step time around the setup's true
-    value.
+    `mean` is an (n,) array, and `covariance` is an (n, n) array. `noise` is an (n,) array: the
+    variance of a measured log step time around the setup's true value.
     """
 
     mean: FloatArray
@@ -89,8 +91,8 @@ class OpenChoice:
         hours = fixed_hours + hours_per_step_s x step_s
         usd = usd_per_hour x hours + download_usd
 
-    Each array has an entry per setup. `places` are the positions of the setups in a `Belief`.
-    Start-up and interruptions make hours uncertain even if the step time is known. Given the step
+    Each array has an entry per setup. `places` has the positions of the setups in a `Belief`.
+    Start-up and interruptions make hours uncertain even if the step time is known. For a known step
     time, log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
     `irreducible_sd`.
     """
@@ -108,8 +110,8 @@ class OpenChoice:
 def choice(question: OpenChoice, belief: Belief) -> int:
     """Return the position in `question.places` of the setup that is best according to `belief`.
 
-    The best setup has the lowest finite loss. If no loss is finite, the best setup is the setup
-    that is most likely to keep the goal's limit.
+    The best setup has the lowest finite loss. If no loss is finite, the setup that is most likely
+    to keep the goal's limit is the best.
     """
     found = judged(question, belief.mean[:, None], belief.variance)
     return int(choices(question, *found)[0, 0])
@@ -118,9 +120,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the expected decrease of regret, and the probability of another choice, by run.
+    """Return two (runs,) arrays: the expected decrease of regret, and the chance of another choice.
 
-    Both results are (runs,) arrays. `runs` has the position in `belief` of each run's setup.
+    `runs` has the position in `belief` of each run's setup.
     """
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[question.places][:, :, None]
@@ -156,7 +158,7 @@ def judged(
 ) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the Meeting of each setup of `question`, for several draws.
 
-    `mean` (n, draws) has drawn means of the log step seconds of all n setups of a `Belief`.
+    `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`.
     `variance` (n,) is the variance around these means. Both results have the shape (setups of
     `question`, 1, draws).
     """
@@ -213,13 +215,12 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
-    The loss is the log objective (hours or dollars) plus a penalty for exceeding the limit. For
-    each goal, the setups are:
+    For each goal, these setups may be chosen, with at most one setup of each cluster per list:
 
-    - up to 30 setups with the lowest expected objective, one of each cluster
-    - up to 10 setups with the lowest loss, one of each cluster
+    - up to 30 setups with the lowest expected objective (hours or dollars)
+    - up to 10 setups with the lowest loss (see `planner/choice_rule.py`)
 
-    A goal is left out if fewer than two setups compete for it. `predictions` has the rows of
+    A goal is left out if fewer than two setups compete for it. `predictions` has a row for each of
     `setups`, in the same order.
     """
     if not setups:

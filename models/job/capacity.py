@@ -7,8 +7,7 @@
 - n: the number of machines of a launch. Its start-up ends when the last machine is ready.
 - b: the effect of log n. c: the mean of log n over the observed launches.
 - mu, u and the noise: see log_seconds.py.
-- p: the chance that a request for one machine is granted. A prior adds to the counts of granted
-  and refused requests.
+- p: the chance that a request for one machine is granted. The prior counts as 5 more requests.
 - p_gang(n): the chance that all n machines of a cluster are granted at the same time.
 - `shared`: 1 if machines are always granted or refused together, 0 if they are independent.
 
@@ -19,21 +18,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ..domain.cluster import Pool
-from ..domain.numeric import FloatArray
+from ..domain.numeric import FloatArray, IntArray
 from .log_seconds import LogSeconds
 
-# Median seconds from request to running of GCP's virtual machines with one GPU. The published data
-# of CM-DARE have 55 on-demand launches and 45 preemptible launches.
+# Median seconds from the request until a virtual machine with one GPU runs, on GCP. The published
+# data of CM-DARE have 55 on-demand launches and 45 preemptible launches.
 PRIOR_S: Mapping[str, float] = {"on-demand": 69.0, "spot": 87.0}
-# Standard deviations of log seconds. Market: a provider's market around the prior. Type: an
-# instance type around its market (GCP's GPUs: up to 0.1). Launch: a launch around its instance type
-# (GCP: 0.04 to 0.12, more with a few stragglers).
+# Standard deviations of log seconds: of a provider's market around PRIOR_S, of an instance type
+# around its market, and of a launch around its instance type. On GCP, instance types deviate by up
+# to 0.1. Launches deviate by 0.04 to 0.12, and by more if a few machines start late.
 _MARKET_SD, _TYPE_SD, _LAUNCH_SD = 0.5, 0.15, 0.1
-# Mean and standard deviation of b. If n machines start independently with spread _LAUNCH_SD, the
-# last takes about exp(0.07 log n) times the seconds of one machine, for n up to 16.
+# Prior mean and standard deviation of b. Suppose that n machines start independently, and that
+# their log seconds have the standard deviation _LAUNCH_SD. For n up to 16, the last machine then
+# takes about n^0.07 times as long as a single machine.
 SLOPE = (0.07, 0.1)
 
 
@@ -62,7 +61,7 @@ def fit_startup(
 
 
 def gang_startup(
-    model: LogSeconds, pools: Sequence[Pool], counts: NDArray[np.int64]
+    model: LogSeconds, pools: Sequence[Pool], counts: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
@@ -77,8 +76,7 @@ def gang_startup(
 
 
 # Guesses, because no figures are public. _GRANTED: the prior chance that a request is granted.
-# _REQUESTS: the number of requests that the prior counts as. _SHARED: 1 if the machines of a pool
-# are always granted or refused together, 0 if they are refused independently.
+# _REQUESTS: the number of requests that the prior counts as. _SHARED: `shared` above.
 _GRANTED, _REQUESTS = {"on-demand": 0.97, "spot": 0.85}, 5.0
 _SHARED = 0.7
 
@@ -87,7 +85,7 @@ _SHARED = 0.7
 Granted = Mapping[tuple[str, str, str], float]
 
 
-def gang_chances(granted: Granted, pools: Sequence[Pool], counts: NDArray[np.int64]) -> FloatArray:
+def gang_chances(granted: Granted, pools: Sequence[Pool], counts: IntArray) -> FloatArray:
     """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
     `granted` is the result of `fit_availability`. A pool is an instance type in a market and zone.
@@ -104,8 +102,8 @@ def fit_availability(requests: pd.DataFrame) -> Granted:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
     `requests` has a row per request and instance type, with columns instance_type, market, zone and
-    granted. A request for many machines counts like a request for one machine, so refusals of large
-    requests make a type look scarcer than it is.
+    granted. A request for many machines counts like a request for one machine. Refusals of large
+    requests therefore make a type look scarcer than it is.
     """
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)

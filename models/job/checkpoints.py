@@ -51,9 +51,9 @@ def _line(state_bytes: ArrayLike) -> FloatArray:
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
-# The measured seconds divided by the seconds of CM-DARE's line (see `_line`), before the first
-# measurement. Standard deviations of logs: CM-DARE's networks scatter by about 10 % around its
-# line; the other values are guesses.
+# Prior of the measured seconds divided by the seconds of CM-DARE's line (see `_line`). CM-DARE's
+# networks scatter by about 10 % around the line (`noise_sd`). The other standard deviations are
+# guesses.
 PRIOR = LogSeconds(
     groups={"": (0.0, 0.5)},
     member_sd=0.3,
@@ -64,7 +64,7 @@ PRIOR = LogSeconds(
 
 
 def fit_checkpoints(written: pd.DataFrame) -> LogSeconds:
-    """Fit the ratio of measured seconds to the seconds of CM-DARE's line.
+    """Fit the measured seconds of checkpoints, divided by the seconds of CM-DARE's line.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
     fit uses the median seconds of each combination of workload, instance_type and bytes.

@@ -13,31 +13,31 @@ import pandas as pd
 
 from ..domain.workload import Mode
 
-# Seconds to compile one input shape of a small network on one core. They count twice for FSDP and
-# ZeRO-2, which compile each block separately. The standard deviations of log seconds, between
-# workloads and between repeats, are guesses.
+# Seconds to compile one input shape of a small network on one core.
 COMPILE_S = 40.0
+# Standard deviations of log seconds between workloads, and between repeats. Both are guesses.
 _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 
 
 def prior_s(mode: Mode) -> float:
     """Return the compilation seconds to assume before any compilation was measured.
 
-    Returns 0 if `mode` does not use torch.compile.
+    Returns 0 if `mode` does not use torch.compile. FSDP and ZeRO-2 take twice as long, because they
+    compile each block of layers separately.
     """
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileModel:
-    """The fitted compilation seconds of each (workload, mode)."""
+    """Compilation seconds by (workload, mode). `learned` has the fitted seconds."""
 
     learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
 
     def seconds(self, workload: str, mode: Mode) -> float:
-        """Return the predicted compilation seconds of one start of the job.
+        """Return the predicted compilation seconds at each start of the job.
 
-        The job compiles again after each replacement of a machine.
+        The job also compiles again after each replacement of a machine.
         """
         return self.learned.get((workload, mode), prior_s(mode))
 

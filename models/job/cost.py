@@ -1,12 +1,12 @@
-"""Estimate the hours and dollars of the whole job on each setup, with random draws of both.
+"""Estimate the hours and dollars of the whole job on each setup, as means and as random draws.
 
     hours = expected_hours(ceil(samples / global batch) step_s / 3600)
     usd   = hours x usd_per_hour + download_usd
 
 `expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
 price of the cluster: machines, storage, IP addresses and S3 requests. download_usd is the price of
-the data that machines download when they start. After an interruption, one new machine downloads
-the data again.
+the data that machines download when they start. After an interruption, a new machine downloads its
+data again.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class JobCosts:
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
     - `download_usd` is the expected price of all data that the machines download.
     - `hours` are expected hours.
-    - `hours_by_draw` are the expected hours for each draw of the step time.
-    - `sampled_hours` are hours with drawn step time, start-up, checkpoints and interruptions.
+    - `hours_by_draw` are the expected hours for each drawn step time.
+    - `sampled_hours` are hours for drawn step times, start-up, checkpoints and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
     - `cluster` numbers the distinct clusters: setups with the same machines, markets and zones have
@@ -106,7 +106,8 @@ def job_costs(
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
     work_by_draw = step_draws * step_hours[:, None]
-    compile_s = [job_conditions.compilation.seconds(workload.name, setup.mode) for setup in setups]
+    compilation = job_conditions.compilation
+    compile_s = np.array([compilation.seconds(workload.name, setup.mode) for setup in setups])
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
     pools, counts = pools_of(clusters)

@@ -36,10 +36,9 @@ from .interruption_rates import passing
 STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
 REPLACEMENT_S = 22.0  # prior: an elastic job on local hosts resumes after a cut link
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
-_MOST = 30.0  # maximum of h s in exp, which must stay finite; a job with more never ends
-# A variance below the first number is treated as 0. Log variances are rounded to multiples of the
-# second number, so that similar variances share their quantiles.
-_NO_VARIANCE, _ALIKE = 1e-6, 0.05
+_MOST = 30.0  # largest exponent h s, so that exp is finite; a job with a larger h s never ends
+_NO_VARIANCE = 1e-6  # a smaller variance is treated as 0
+_ALIKE = 0.05  # log variances are rounded to multiples of this, so that few quantiles are computed
 _RISK_DRAWS = 400
 
 
@@ -47,7 +46,7 @@ class Conditions(NamedTuple):
     """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
 
     - `hazard_per_hour` is the expected number of interruptions per hour (the hazard).
-    - `doubt` is the relative variance of the hazard's estimate.
+    - `doubt` is the relative variance of the estimated hazard.
     - `bunching` is the relative variance of the true hazard over days and weeks.
     - `startup_s`, `checkpoint_s` and `replacement_s` are mean seconds.
     - `startup_log_sd` and `checkpoint_log_sd` are standard deviations of log seconds: start-up and
@@ -64,24 +63,6 @@ class Conditions(NamedTuple):
     replacement_s: FloatArray
 
     @classmethod
-    def certain(
-        cls,
-        hazard_per_hour: FloatArray,
-        *,
-        startup_s: float,
-        checkpoint_s: float,
-        replacement_s: float,
-    ) -> Conditions:
-        """Return the conditions of clusters if all rates and durations are known exactly.
-
-        `hazard_per_hour` is a (clusters,) array of interruptions per hour. The seconds of
-        start-up, checkpoint and replacement are the same for all clusters.
-        """
-        zero = np.zeros(len(hazard_per_hour))
-        seconds = startup_s + zero, zero, checkpoint_s + zero, zero, replacement_s + zero
-        return cls(hazard_per_hour, zero, zero, *seconds)
-
-    @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
         """Concatenate the conditions of several lists of clusters."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
@@ -89,14 +70,13 @@ class Conditions(NamedTuple):
     def take(self, rows: IntArray | slice) -> Conditions:
         return Conditions(*(column[rows] for column in self))
 
-    def later(self, seconds: ArrayLike) -> Conditions:
+    def later(self, seconds: float | FloatArray) -> Conditions:
         """Return a copy whose start-ups and replacements each take `seconds` longer.
 
         `seconds` is a number, or a (clusters,) array.
         """
-        more = np.asarray(seconds, dtype=float)
         return self._replace(
-            startup_s=self.startup_s + more, replacement_s=self.replacement_s + more
+            startup_s=self.startup_s + seconds, replacement_s=self.replacement_s + seconds
         )
 
 
@@ -146,8 +126,8 @@ def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> Flo
 def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
     """Return a (clusters,) array: the chance of at least one interruption.
 
-    The chance is 1 - E[exp(-hazard x running hours)], where running hours include checkpoints. The
-    mean is taken over random hazards (interruptions per hour), drawn as in `drawn_hours`.
+    The chance is 1 - E[exp(-hazard x running hours)]. Running hours include checkpoints. The mean
+    is taken over random hazards (interruptions per hour), which are drawn as in `drawn_hours`.
     `work_hours` (clusters,) are the hours of training steps.
     """
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
@@ -167,11 +147,12 @@ def drawn_hours(
 
     The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1:
 
-    - one for the uncertainty of the estimated hazard, with the variance `conditions.doubt`
-    - one for bunches of interruptions, with the variance
-      `conditions.bunching` x (1 + passing(expected_work_hours)) (see interruption_rates.py),
-      combined with 1/n: each of the n pieces is repeated until it succeeds, so that the number of
-      its interruptions is geometric
+    - The first is for the uncertainty of the estimated hazard. Its variance is `conditions.doubt`.
+    - The second is for bunches of interruptions. Its variance is
+      (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
+
+    `passing` is in interruption_rates.py. n is the number of pieces. Each piece is repeated until
+    it succeeds, so its number of interruptions is geometric. The factor 1 + 1/n accounts for this.
 
     All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
     """
@@ -193,10 +174,7 @@ def drawn_hours(
 
 
 class _Job(NamedTuple):
-    """Expected hours and interruptions of jobs.
-
-    Arrays are (clusters,) or (draws, clusters): the transpose of the arguments of `_job`.
-    """
+    """Expected hours and interruptions of jobs, as (clusters,) or (draws, clusters) arrays."""
 
     work: FloatArray
     running: FloatArray  # work and checkpoints
@@ -219,7 +197,7 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     running = work + (count - 1) * write
     piece = running / count
     chance = np.expm1(np.minimum(rate * piece, _MOST))
-    small = rate * piece < 1e-4  # the difference below loses all digits: use its series
+    small = rate * piece < 1e-4  # the difference would lose all digits: use its series instead
     lost = np.where(small, piece / 2, 1 / rate - piece / np.maximum(chance, 1e-300))
     interruptions = np.where(conditions.hazard_per_hour >= _LEAST_HAZARD, count * chance, 0.0)
     replacement = np.expm1(np.minimum(rate * conditions.replacement_s / 3600, _MOST)) / rate
@@ -237,8 +215,8 @@ def _rate(
 
     `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
     estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
-    are the expected hours of training steps. `repeats` is the variance from
-    repeated pieces (see `drawn_hours`).
+    are the expected hours of training steps. `repeats` is the relative variance from repeated
+    pieces: 1/n in `drawn_hours`.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + np.asarray(repeats)) - 1

@@ -8,13 +8,14 @@
 Rates are interruptions per machine-hour.
 
 - m_type: the rate of an instance type. EC2's Spot Advisor publishes the advised rate.
-- `offset`: a factor for all types.
+- `offset`: the ratio of real rates to advised rates, common to all types.
 - lambda_zone: the rate of the type in a zone. With shape 1, the rate may lie anywhere between 0
   and a few times m_type. The shape is not learned, because a type has only a few zones.
 - N_window: the number of interruptions in an observed period of `hours` machine-hours.
 - G: the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
   interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
-- `bunching`: the variance of the drift. tau: the typical duration of a rise, 24 hours.
+- `bunching`: the variance of the drift.
+- tau: the typical duration of a rise, 24 hours.
 
 Observations move a zone's rate from the mean of its type towards the observed rate.
 
@@ -38,14 +39,16 @@ from ..domain.numeric import FloatArray
 TypeInZone = tuple[str, str]  # instance type, zone
 Pair = tuple[float, float] | FloatArray
 
-# Standard deviations of logs: of `offset`, because Spot Advisor does not publish how its rates are
-# defined; and of a type's deviation from `offset` x its advised rate.
+# Standard deviations of log(offset), and of a type's log rate around offset x its advised rate.
+# The offset is uncertain because Spot Advisor does not publish how its rates are defined.
 _OFFSET_SD, _TYPE_SD = 1.5, 0.7
-# Prior mean of bunching; the weight of this prior, in squared expected interruptions; tau in hours.
-_BUNCHING, _BUNCHING_WEIGHT, _SHOCK_HOURS = 1.0, 4.0, 24.0
-# If demand is a random walk, its mean in a future period differs from its mean in the record. If
-# both are equally long, the variance of this difference is 2/3 of the variance that the walk gains
-# in the period. The variance within the record is 1/6 of it. 4 is their ratio (derived for Srift).
+# Prior mean of bunching, and the weight of the prior in squared expected interruptions.
+_BUNCHING, _BUNCHING_WEIGHT = 1.0, 4.0
+_SHOCK_HOURS = 24.0  # tau
+# The variance of future demand, divided by the variance within the record. Derived for demand that
+# is a random walk, and for a future period as long as the record. The walk gains the variance V in
+# such a period. The difference of the two means has the variance 2/3 V. The variance within the
+# record is 1/6 V.
 _AHEAD = 4.0
 _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all machines of a pool
 
@@ -54,7 +57,7 @@ def passing(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
     The result is the variance of the mean demand over `hours`, divided by the variance of the
-    demand at one time. A rise of demand lasts about tau.
+    momentary demand. A rise of demand lasts about tau.
     """
     return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 
@@ -101,15 +104,15 @@ class HazardModel:
         return np.array(list(map(self._rate, pools))).reshape(-1, 2)
 
     def _rate(self, pool: Pool) -> tuple[float, float]:
-        """Return one machine's interruptions per hour, and the estimate's relative variance."""
+        """Return one machine's interruptions per hour, and their relative variance."""
         instance_type, _, zone, advised = pool
         if instance_type not in self.types and advised <= 0:
             return 0.0, 0.0
         unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
         middle, doubt = self.types.get(instance_type, unseen)
-        # The advised rate counts as the mean, not the median. Otherwise the prior uncertainty, a
-        # factor of four, would make spot look four times as bad before the first launch. The
-        # uncertainty of the type counts less if the zone was observed.
+        # The advised rate is the mean, not the median. With a median, the prior uncertainty would
+        # make spot look four times as bad before the first launch. The uncertainty of the type
+        # counts less if the zone was observed.
         shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
         of_type = np.expm1((doubt / shape) ** 2)
         return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1

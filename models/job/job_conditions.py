@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, Pool
-from ..domain.numeric import FloatArray
+from ..domain.numeric import FloatArray, IntArray
 from .capacity import Granted, gang_chances, gang_startup
 from .checkpoints import PRIOR, write_seconds
 from .compilation import CompileModel
@@ -29,26 +28,29 @@ RETRY_S = 60.0  # seconds between two requests for machines
 class Stated:
     """Start-up, checkpoint and interruption parameters before the first launch.
 
-    The interruption rates are those that the provider publishes. All instance types have the same
-    durations, which are the prior values.
+    The provider publishes the interruption rates. The durations are prior values, and are the same
+    for all instance types.
     """
 
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
 
-    def gangs(
-        self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
-    ) -> Conditions:
+    def gangs(self, pools: Sequence[Pool], counts: IntArray, state_bytes: float) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
         A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
         the number of machines from each pool. `state_bytes` is the size of a checkpoint.
         """
         rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
-        return Conditions.certain(
-            counts @ np.array(rates, dtype=float),
-            startup_s=STARTUP_S,
-            checkpoint_s=float(write_seconds(PRIOR, state_bytes, [""])[0][0]),
-            replacement_s=REPLACEMENT_S,
+        zero = np.zeros(len(counts))
+        return Conditions(
+            hazard_per_hour=counts @ np.array(rates, dtype=float),
+            doubt=zero,
+            bunching=zero,
+            startup_s=zero + STARTUP_S,
+            startup_log_sd=zero,
+            checkpoint_s=zero + write_seconds(PRIOR, state_bytes, [""])[0],
+            checkpoint_log_sd=zero,
+            replacement_s=zero + REPLACEMENT_S,
         )
 
 
@@ -56,11 +58,13 @@ class Stated:
 class Learned:
     """Start-up, checkpoint and interruption models that were learned from launches.
 
+    - `startup`: the seconds from the request for machines until all machines have started.
     - `checkpoints`: the seconds to write a checkpoint. Reading is assumed to take as long.
     - `hazard`: the interruption rates; None means the rates that the provider publishes.
     - `availability`: the chances that requests are granted; None means that all are granted.
-    - `restarts`: the seconds of a replacement. Before the first observed replacement, a replacement
-      is assumed to take as long as a start-up.
+    - `compilation`: the seconds that torch.compile takes at each start.
+    - `restarts`: the seconds until a lost machine is replaced. Before the first observed
+      replacement, a replacement is assumed to take as long as a start-up.
     """
 
     startup: LogSeconds
@@ -70,9 +74,7 @@ class Learned:
     compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
     restarts: LogSeconds = NO_RESTARTS
 
-    def gangs(
-        self, pools: Sequence[Pool], counts: NDArray[np.int64], state_bytes: float
-    ) -> Conditions:
+    def gangs(self, pools: Sequence[Pool], counts: IntArray, state_bytes: float) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
 
         A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
@@ -114,7 +116,7 @@ class Learned:
         launch_s: FloatArray,
         log_sd: FloatArray,
         pools: Sequence[Pool],
-        counts: NDArray[np.int64],
+        counts: IntArray,
     ) -> tuple[FloatArray, FloatArray]:
         """Return `launch_s` and `log_sd` after adding the time for retries of refused requests.
 
@@ -135,7 +137,7 @@ JobConditions = Stated | Learned
 STATED = Stated()
 
 
-def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], NDArray[np.int64]]:
+def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], IntArray]:
     """Return the distinct pools of `clusters`, and a (clusters, pools) array of machine counts.
 
     A pool is an instance type in a market and zone.

@@ -5,8 +5,8 @@
 A group is, for example, a market or the outcome of a restart; a member is an instance type. x is a
 covariate, for example the log number of machines, and b is its effect. mu_group and b have normal
 priors, and u is normal around 0. The posterior is that of a Bayesian linear regression. The
-standard deviation of the noise is the pooled spread of members around their means, shrunk towards a
-prior.
+standard deviation of the noise is estimated from the spread of durations around the mean of their
+member, and shrunk towards a prior.
 """
 
 from __future__ import annotations

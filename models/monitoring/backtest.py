@@ -1,7 +1,6 @@
 """Fit a model to a training frame of runs, predict a test frame of runs, and compute the errors.
 
-Errors are |predicted - measured| / measured. Predictions never use measurements of the predicted
-runs.
+Errors are |predicted - measured| / measured. Predictions never use measurements of test runs.
 """
 
 from collections import Counter
@@ -17,13 +16,21 @@ from .cross_validation import STEP, scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
 COLUMNS = (
-    *("by", "group", "rows", "mean_error", "median_error", "p90_error"),
-    *("coverage_50", "coverage_80", "coverage_90", "median_width"),
+    "by",
+    "group",
+    "rows",
+    "mean_error",
+    "median_error",
+    "p90_error",
+    "coverage_50",
+    "coverage_80",
+    "coverage_90",
+    "median_width",
 )
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
-# Columns that a prediction may use. Measurements and their origin are left out.
+# Columns that a prediction may use. Measured values are left out.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
-_MOST_NAMED = 8  # maximum number of names in a sentence
+_MOST_NAMED = 8  # maximum number of names or reasons in a sentence
 
 
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
@@ -57,7 +64,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
 
-    Unknown facts are NaN, except `devices`, whose default is 1.
+    Unknown facts are NaN. An unknown number of devices is 1.
     """
     known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}
@@ -108,5 +115,6 @@ def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tu
     for what, rows in counts.items():
         named = [f"{name} ({count} rows)" for name, count in rows.most_common(_MOST_NAMED)]
         named += ["others"] if len(rows) > _MOST_NAMED else []
-        sentences += [f"{what}: {', '.join(named)}"] if named else []
+        if named:
+            sentences.append(f"{what}: {', '.join(named)}")
     return tuple(sentences)

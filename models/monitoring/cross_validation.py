@@ -34,8 +34,14 @@ from ..step_time.model import StepTimeModel, fit
 SPLITS = ("workload", "cluster_size", "setup")
 STEP = ["step_s", "step_low_s", "step_high_s"]
 COLUMNS = (
-    *("split", "group", "rows", "mean_error", "median_error", "p90_error"),
-    *("coverage_90", "median_width"),
+    "split",
+    "group",
+    "rows",
+    "mean_error",
+    "median_error",
+    "p90_error",
+    "coverage_90",
+    "median_width",
 )
 _SCORED = [*STEP, "split", "group", "row", "run_id", "setup", "measured_s"]
 _FOLDS, _MOST_GROUPS = 5, 8  # groups of the split "setup"; maximum groups of the split "workload"
@@ -71,7 +77,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Return, for each label, the name of one of `count` random folds.
+    """Divide `labels` at random into `count` folds, and return the name of each label's fold.
 
     Equal labels are in the same fold.
     """
@@ -106,8 +112,8 @@ def fitted(
 ) -> tuple[StepTimeModel, pd.DataFrame]:
     """Return the model fitted to all data, and a frame of held-out predictions.
 
-    The frame has a row for each run and split (workload, cluster_size or setup). Groups of runs
-    that cannot be predicted without their own measurements are left out. The columns are:
+    The frame has a row for each run and split (workload, cluster_size or setup). A group is left
+    out if its runs cannot be predicted without measurements of the group. The columns are:
 
         split, group             the split and the group of the run
         row, run_id              the position among the valid runs, and the id of the run
@@ -170,8 +176,7 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
     """Return the number of rows, their errors, and the coverage and width of their intervals.
 
-    The 50 % and 80 % intervals are those of the log-normal distribution that has the row's 90 %
-    interval.
+    The 50 % and 80 % intervals follow from the row's 90 % interval, for a log-normal distribution.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
@@ -193,9 +198,9 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` knows.
 
-    A workload or instance type whose definition has changed since training is unknown. Runs that
-    the model was trained on have smaller errors than new runs. The columns are those of `fitted`
-    without split and group.
+    A workload or instance type is unknown if its definition has changed since training. The runs
+    include the model's training data, on which errors are smaller. The columns are those of
+    `fitted` without split and group.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -211,8 +216,8 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
     """Return texts that name the workloads, modes and instance types that `model` can predict.
 
     Examples are "workload resnet in bf16 fsdp" and "instance type g5.xlarge". The text "workload
-    resnet" stands for the default mode. Workloads and types whose definition in `data` differs from
-    the definition at training are left out.
+    resnet" stands for the default mode. Workloads and types are left out if their definition in
+    `data` differs from the definition at training.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -31,7 +31,7 @@ _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs newer than all runs to which `model` was fitted, with its predictions.
+    """Return the runs that are newer than all training runs of `model`, with its predictions.
 
     The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
     and measured_at.
@@ -52,8 +52,9 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 
     The p-value of a group is the probability that at least as many of its runs would be outside
     their intervals without drift. The group with the smallest p-value drifts if the p-value times
-    the number of tested groups is at most 5 %. Then the group's runs are removed, and the remaining
-    groups are tested again. A run on several instance types therefore counts against one type only.
+    the number of tested groups is at most 5 %. The runs of this group are then removed, and the
+    remaining groups are tested again. A run on several instance types therefore indicates drift of
+    only one type.
 
     A drift in `before` continues, with its old start, while at least half of the group's recent
     runs are outside their intervals.
@@ -92,12 +93,12 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
 def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    The main columns describe the runs outside their predicted intervals:
+    Four columns describe the runs outside their predicted intervals:
 
     - `outside`: the number of these runs
     - `since`: the time of the first of these runs
-    - `direction`: if these runs are slower or faster than predicted
-    - `chance`: the probability that chance alone causes at least this number of these runs
+    - `direction`: if these runs are mostly slower or mostly faster than predicted
+    - `chance`: the probability that at least so many runs are outside their intervals without drift
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -122,7 +123,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the p-value of a group of runs, or 1 if the group has too few runs to test."""
+    """Return the p-value of a group of runs; 1 if the group has too few runs to test."""
     return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 

@@ -1,13 +1,13 @@
 """Decide if a new model (the challenger) replaces the model in use (the champion).
 
 New measurements should count in the next answer. Therefore, the challenger is promoted by default.
-It is refused if, on the same runs, its errors are larger than the champion's by more than noise, or
-its 90 % intervals cover too few measurements.
+Both models predict the same runs. The challenger is refused if its errors are larger than the
+champion's by more than noise, or if its 90 % intervals cover too few measurements.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,8 @@ from ..step_time.dataset import TrainingData
 from ..step_time.model import StepTimeModel
 from .cross_validation import known_of, predictions_of, scores, summarise
 
-_ENOUGH_ROWS, _LEAST_COVERAGE = 20, 0.8
+_ENOUGH_ROWS = 20  # minimum number of rows of a split to judge its coverage
+_LEAST_COVERAGE = 0.8  # of 90 % intervals
 LARGE_ERROR = 0.25  # above this mean error on held-out setups, answers carry a warning
 # If at least this many runs are new to the champion, the models are compared on these runs only.
 # Coverage is compared only on at least this many runs.
@@ -24,8 +25,7 @@ _FRESH_ROWS = 8
 _FEWEST_SETUPS = 3  # minimum number of setups to distinguish a difference from noise
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promotion:
+class Promotion(NamedTuple):
     """The decision about a new model, with the reason as a sentence."""
 
     promote: bool
@@ -70,7 +70,7 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
 
     1. There is no champion: promoted.
     2. The challenger predicts step times that are not finite: refused.
-    3. Only the challenger knows some workload or instance type (`news`): promoted.
+    3. Only the challenger knows a certain workload or instance type (`news`): promoted.
     4. No run is predicted by both models: promoted.
     5. On the runs that both models predict, the challenger's mean error is higher in at least 95 %
        of bootstrap samples: refused. The bootstrap resamples setups and needs at least 3 setups.
@@ -114,7 +114,7 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
 
 def _promotion(promote: bool, *because: str) -> Promotion:
     word = "Promoted" if promote else "Refused"
-    return Promotion(promote=promote, reason=f"{word}: {'; '.join(filter(None, because))}.")
+    return Promotion(promote, f"{word}: {'; '.join(filter(None, because))}.")
 
 
 def caution(scoreboard: pd.DataFrame) -> str:
@@ -154,8 +154,8 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
     """Return the 95 % quantile of the mean of `gain`, and the number of setups.
 
-    A bootstrap that resamples setups gives the quantile. `gain` is the error of the champion minus
-    the error of the challenger. `setup` is the label of the setup. Both are indexed by run.
+    The quantile is taken over bootstrap samples of the setups. `gain` is the error of the champion
+    minus the error of the challenger. `setup` is the label of the setup. Both are indexed by run.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

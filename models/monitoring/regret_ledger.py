@@ -2,9 +2,9 @@
 
     regret = exp(loss of the choice - lowest loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss. The hours in the loss follow from measured step times:
-the number of steps times the step time, plus start-up and interruptions. A choice that misses its
-constraint counts as a failure and has no regret.
+`planner/choice_rule.py` defines the loss. The hours in the loss are computed from the measured step
+time: the number of steps times the step time, plus start-up and interruptions. A choice that misses
+its deadline or budget counts as a failure and has no regret.
 """
 
 import hashlib
@@ -25,15 +25,31 @@ from ..planner.choice_rule import drawn_meeting, losses, misses
 _DRAWS = 400  # stratified draws of interruptions
 _QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]
 _KEPT = [
-    *[*_QUESTION, "publication_id", "published_at", "model_version", "p_required", "promise_id"],
-    *["cluster", "market", "layout", "batch_per_device", "accumulation_steps"],
-    *[*Mode._fields, "runs"],
+    *_QUESTION,
+    "publication_id",
+    "published_at",
+    "model_version",
+    "p_required",
+    "promise_id",
+    "cluster",
+    "market",
+    "layout",
+    "batch_per_device",
+    "accumulation_steps",
+    *Mode._fields,
+    "runs",
 ]
 _PROMISED = ["step_s", "step_low_s", "step_high_s", "hours", "usd", "p_meets"]
 _MEASURED = ["step_s", "hours", "usd", "p_meets"]
 _RIVAL = [
-    *["rank", "cluster", "market", "batch_per_device", "accumulation_steps"],
-    *["step_s", "hours", "usd"],
+    "rank",
+    "cluster",
+    "market",
+    "batch_per_device",
+    "accumulation_steps",
+    "step_s",
+    "hours",
+    "usd",
 ]
 
 
@@ -51,8 +67,8 @@ def judge(
     publication: ranked setups with their predictions. The first setup is the choice, and the others
     are its rivals.
 
-    Several promises may answer a question with the same setup in the same market. A run then counts
-    only for the newest promise that was published before the run.
+    Several publications may answer a question with the same setup in the same market. A run then
+    counts only for the newest publication before the run.
 
     Args:
         promises: published rows with their rank.
@@ -96,7 +112,7 @@ def judge(
 
 
 def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
-    """Return a text for each row, which is equal for rows with the same setup."""
+    """Return a text for each row. Rows with the same setup have the same text."""
     return [str(row_key(row, devices)) for row in rows_of(rows)]
 
 
@@ -105,9 +121,9 @@ def _outcome(
 ) -> Row:
     """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
-    `runs` are the setup's runs, joined with its published row. The measured step time is the median
-    of the runs' step times. `known` has the start-up, checkpoint and interruption models. `sizes`
-    has the checkpoint bytes of each workload.
+    `runs` are the setup's runs, each joined with the published row. The measured step time is the
+    median of the runs' step times. `known` has the start-up, checkpoint and interruption models.
+    `sizes` has the checkpoint bytes of each workload.
     """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
@@ -136,8 +152,8 @@ def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
     Rivals are the alternatives that were published with the choice. The first of `outcomes` is the
-    choice, all others are rivals that were measured. `used` are the runs from which the outcomes
-    were computed.
+    outcome of the choice. The others are the outcomes of the measured rivals. `used` are the runs
+    from which the outcomes were computed.
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]

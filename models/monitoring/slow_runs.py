@@ -10,12 +10,12 @@ The first of these causes that applies is named:
     machine   one machine computes longer per step than equal machines do
     link      at least half of the excess is excess communication
     input     making batches takes at least a third of the step
-    compute   otherwise: all machines compute more slowly than predicted
+    compute   in all other cases: all machines compute more slowly than predicted
 
-sync_s is the measured seconds of a step that ranks wait for communication. The reference
-computation is a benchmark that shows how fast each machine is around each run. In data-parallel
-training, the steps of all ranks end at the same time. Whole step times therefore do not show which
-rank is slow.
+sync_s has the measured seconds of a step in which ranks wait for communication. The reference
+computation is a fixed benchmark before and after each run. It shows how fast the machine is. In
+data-parallel training, the steps of all ranks end at the same time. Step times therefore do not
+show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,11 @@ from ..domain.setup_table import rows_of
 
 TAKEN = 0.1  # a run is disturbed if the hypervisor withholds this share of the needed CPU time
 _DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log reference seconds
-# A machine is slow only if it takes at least this share longer than equal machines, or if its
-# reference computation takes at least this share longer than usual.
+# A smaller relative difference is never called slow: from equal machines, or of the reference
+# computation from its usual duration.
 _LEAST_APART = 0.1
-# The link is the cause if communication is at least the first share of the excess. Input is the
-# cause if making batches takes at least the second share of the step.
-_LINK, _INPUT = 0.5, 1 / 3
+_LINK = 0.5  # the link is the cause if communication is at least this share of the excess
+_INPUT = 1 / 3  # input is the cause if making batches takes at least this share of the step
 
 Row = Mapping[str, Any]
 Cause = tuple[str, str, str]  # cause, detail, instance type
@@ -89,11 +88,11 @@ def sentence(row: Row) -> str:
 def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]) -> Cause:
     """Return (cause, detail for the user, instance type) of a slow run.
 
-    The module's docstring lists the causes. The instance type is:
+    The module's docstring lists the causes. The instance type depends on the cause:
 
-    - that of the slow machine for the cause "machine"
-    - that of all machines for the cause "compute", if the machines have equal types
-    - "" in all other cases
+    - "machine": the type of the slow machine
+    - "compute": the type of the machines if they have equal types, else ""
+    - other causes: ""
 
     `expected` is the run's prediction. `alarms` describes `input_share`.
     """

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster, InstanceType, Offer
 from ..domain.numeric import FloatArray, IntArray
@@ -22,12 +21,10 @@ from ..step_time.machine_specs import computes
 from ..step_time.model import StepTimeModel
 from ..step_time.setup_arrays import SetupArrays
 
-_LEAST_SECONDS_PER_SAMPLE = 1e-12  # keeps the split finite if the line fitted to a profile is flat
 _ROUNDING = 1e-9  # tolerance in samples
 ACCUMULATION_STEPS = (1, 2, 4)
 
 Line = tuple[float, float]  # (a, k): forward and backward of one device take a + k * batch seconds
-Wholes = NDArray[np.int64]
 
 
 def finish_together(
@@ -46,42 +43,45 @@ def finish_together(
 
 
 def split_groups(
-    a: FloatArray, k: FloatArray, *, count: Wholes, devices: Wholes, total: int, equal: bool = False
-) -> Wholes:
+    a: FloatArray,
+    k: FloatArray,
+    *,
+    count: IntArray,
+    devices: IntArray,
+    total: int,
+    equal: bool = False,
+) -> IntArray:
     """Split `total` samples among the machines of each cluster, for many clusters at once.
 
     All arrays have the shape (clusters, types):
 
         count      the number of machines of the type; 0 in padding
         devices    the number of devices of one machine of the type
-        a, k       a device of the type computes b samples in a + k b seconds
+        a, k       a device of the type computes b samples in a + k b seconds, with k > 0
         result     the samples per device, summed over the machines of the type
 
-    For three machines whose devices compute 3, 2 and 2 samples, the sum is 7. The machines with an
-    additional sample come first. If `equal` is True, samples that are left are not spread further,
-    because only equal batches will be used. All sums of a cluster are 0 if its devices cannot share
-    the samples.
+    For three machines whose devices compute 3, 2 and 2 samples, the result is 7. The machines with
+    an additional sample come first. If `equal` is True, the caller uses equal batches only, and
+    `_even_out` is skipped. The result is 0 for all types if the devices cannot share the samples.
     """
     present = count > 0
-    pace = np.maximum(k, _LEAST_SECONDS_PER_SAMPLE)
-    weight = count * devices / pace
+    weight = count * devices / k
     tau = (total + (weight * a).sum(axis=1)) / weight.sum(axis=1)
-    ideal = np.where(present, (tau[:, None] - a) / pace, np.inf)
+    ideal = np.where(present, (tau[:, None] - a) / k, np.inf)
     possible = ideal.min(axis=1) >= 1 - _ROUNDING
-    possible &= ((ideal < np.inf) & (devices > 0) | ~present).all(axis=1)
     floor = np.floor(np.where(present & possible[:, None], ideal, 1.0) + _ROUNDING)
     samples = np.maximum(1, floor).astype(np.int64) * count
     left = total - (samples * devices).sum(axis=1)
     possible &= left >= 0
     active = np.flatnonzero(possible & (left > 0))
-    # Rounding down left some samples. Each goes to the type that would finish first with it.
+    # Rounding down left some samples. Each sample goes to the type that would finish first with it.
     while len(active):
         n, d = count[active], devices[active]
         able = (n > 0) & (d <= left[active, None])
         stuck = ~able.any(axis=1)
         possible[active[stuck]] = False
         each = np.maximum(n, 1)
-        after = np.where(able, a[active] + pace[active] * (samples[active] // each + 1), np.inf)
+        after = np.where(able, a[active] + k[active] * (samples[active] // each + 1), np.inf)
         taker, row = after.argmin(axis=1), np.arange(len(active))
         without = each[row, taker] - samples[active, taker] % each[row, taker]
         given = np.where(stuck, 0, np.minimum(without, left[active] // d[row, taker].clip(1)))
@@ -89,17 +89,23 @@ def split_groups(
         left[active] -= given * d[row, taker]
         active = active[~stuck & (left[active] > 0)]
     if not equal:
-        _even_out(samples, a, pace, count, devices, np.flatnonzero(possible))
+        _even_out(samples, a, k, count, devices, np.flatnonzero(possible))
     return np.where(possible[:, None], samples, 0)
 
 
 def _even_out(
-    samples: Wholes, a: FloatArray, pace: FloatArray, count: Wholes, devices: Wholes, rows: IntArray
+    samples: IntArray,
+    a: FloatArray,
+    k: FloatArray,
+    count: IntArray,
+    devices: IntArray,
+    rows: IntArray,
 ) -> None:
-    """Move samples to types with more devices in `rows` of `samples`, while a step gets shorter.
+    """Change `samples`: move samples to types with more devices, while the step gets shorter.
 
-    Samples that were too few for all devices of a large machine went to small machines. Here they
-    move back in groups. The arguments are those of `split_groups`, with `pace` for k.
+    If fewer samples were left than a large machine has devices, they went to small machines. Such
+    samples now move to a large machine, one for each of its devices. Only the clusters in `rows`
+    change. The other arguments are those of `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
         d, active = devices[:, [giver, taker]], rows
@@ -112,7 +118,7 @@ def _even_out(
             moved[:, giver] -= d[active, 1] // d[active, 0]
             moved[:, taker] += 1
             before, after = (
-                (a[active] + pace[active] * -(-each // np.maximum(count[active], 1)))
+                (a[active] + k[active] * -(-each // np.maximum(count[active], 1)))
                 for each in (samples[active], moved)
             )
             used = count[active] > 0
@@ -123,20 +129,12 @@ def _even_out(
 
 
 def global_batches(least: int, most: int) -> tuple[int, ...]:
-    """Return the global batches to compare: doublings of `least`, up to `most`, and `most`.
-
-    Raises:
-        ValueError: if the range is empty or starts below 1.
-    """
-    if not 1 <= least <= most:
-        raise ValueError(
-            f"the global batches must be a range that starts at 1 or above: got {least} to {most}"
-        )
+    """Return the global batches to compare: `least`, its doublings below `most`, and `most`."""
     doublings = [least * 2**power for power in range((most // least).bit_length())]
     return tuple(sorted({*doublings, most}))
 
 
-# Reasons why clusters have no batch split. Each completes a text such as "2 clusters".
+# Reasons why a cluster has no batch split. In messages: "2 with too little memory".
 OBSTACLES = (
     "that run no tolerated mode",
     "whose devices cannot share the batch",
@@ -156,12 +154,12 @@ class BatchSplits:
         cluster: (splits,) positions among the enumerated clusters.
         kind: (splits, types) positions in `types`, or -1 for padding.
         count: (splits, types) numbers of machines of each type.
-        samples: (splits, types) samples of one device in a micro-step, summed over all machines of
-            the type.
+        samples: (splits, types) samples per device in a micro-step, summed over the machines of the
+            type (see `split_groups`).
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
-        obstacle: (clusters,) the last reason why a cluster has no split, as a position in
-            OBSTACLES; -1 if the cluster has splits.
+        obstacle: (clusters,) the reason why a cluster has no split, as a position in OBSTACLES; -1
+            if the cluster has splits. Among the reasons of several modes, the last one counts.
     """
 
     workload: str
@@ -170,10 +168,10 @@ class BatchSplits:
     mode: IntArray
     cluster: IntArray
     kind: IntArray
-    count: Wholes
-    samples: Wholes
-    total: Wholes
-    steps: Wholes
+    count: IntArray
+    samples: IntArray
+    total: IntArray
+    steps: IntArray
     obstacle: IntArray
 
     def __len__(self) -> int:
@@ -181,7 +179,7 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: an integer for each kind of device; -1 for mixed kinds."""
+        """Return a (splits,) array: a number for the kind of device; -1 for several kinds."""
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
         first = code[:, :1]
@@ -241,16 +239,17 @@ class BatchSplits:
 def splits_of(
     workload: Workload,
     types: Sequence[InstanceType],
-    counts: Wholes,
+    counts: IntArray,
     *,
     totals: Sequence[int],
     model: StepTimeModel,
 ) -> BatchSplits:
     """Return all batch splits of each cluster in each mode of the workload.
 
-    The numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. In
-    a split, every machine gets a sample, and the samples fit in memory. If no split fits in memory,
-    larger divisors are tried in ascending order, until a split fits.
+    Every device gets at least one sample in a micro-step, and the samples fit in its memory. The
+    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. If
+    none of these splits fits in memory, larger divisors are tried in ascending order, until a split
+    fits.
 
     Args:
         workload: the workload with its allowed modes.
@@ -280,8 +279,8 @@ def splits_of(
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)
-        # Sharded state is divided by the number of ranks. Rounding ranks down to a power of two
-        # overestimates memory slightly and keeps the number of memory queries small.
+        # Sharded state is divided by the number of ranks. Rounding this number down to a power of
+        # two overestimates memory slightly, and keeps the number of memory queries small.
         powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
         largest_batch = np.array(
             [
@@ -290,7 +289,7 @@ def splits_of(
             ],
             dtype=np.int64,
         ).reshape(-1, 2, len(types) + 1)
-        whole: dict[int, Wholes] = {}  # micro-step samples -> splits of all rows
+        whole: dict[int, IntArray] = {}  # micro-step samples -> splits of all rows
         for total in totals:
             fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
             for steps in _step_counts(total):
@@ -358,7 +357,7 @@ def _largest_batches(
     types: Sequence[InstanceType],
     ranks: int,
     most: int,
-) -> Wholes:
+) -> IntArray:
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
     Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;

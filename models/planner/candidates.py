@@ -1,7 +1,7 @@
 """Enumerate the candidates of a workload: each batch split in each market and zone.
 
-A batch split says how many samples each device of a cluster gets. A zone is left out if another
-zone sells the same machines at no higher price and no higher interruption rate.
+A batch split says how many samples each device of a cluster gets. `without_beaten_zones` leaves out
+zones in which no cluster can be the best.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
     - `fits(cluster)` returns the reason why the cluster can never be launched, or an empty string.
+    - `job_conditions` has the start-up, checkpoint and interruption models.
     - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
       {mode: reason}.
-    - `most_mixed` is the maximum number of clusters that are enumerated, if there are many instance
+    - `most_mixed` limits the number of clusters that are enumerated if there are many instance
       types (see `compositions`). Clusters of a single type are always enumerated.
     """
 
@@ -61,7 +62,7 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    The clusters of some candidates cannot be launched; the method `setups` leaves them out.
+    Some clusters cannot be launched; the method `setups` leaves them out.
 
     - `zones`: for each market and zone, the offers as {instance type: offer}
     - `conditions`: the start-up, checkpoint and interruption parameters of clusters
@@ -131,11 +132,7 @@ class Candidates:
 
 
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
-    """Return a candidate for each batch split in each market and zone that sells the machines.
-
-    Raises:
-        ValueError: if the workload's range of global batches is empty.
-    """
+    """Return a candidate for each batch split in each market and zone that sells the machines."""
     zones = tuple(sold_together(supply.offers))
     known = {name: one.instance_type for zone in zones for name, one in zone.items()}
     types = [known[name] for name in sorted(known)]
@@ -180,15 +177,14 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
-    """Return the offers, in their order, without offers of zones that are not worth comparing.
+    """Return the offers, in their order, without offers that need not be compared.
 
-    Zones that cannot win are left out. Zone A cannot win if another zone B of the same market sells
-    all instance types of A, and no type has a higher price, download cost or interruption rate in
-    B.
+    A zone that is beaten by another zone of the same market loses all its offers. The other zone
+    sells all its instance types, at no higher price, download cost or interruption rate.
 
-    At most `most` of the remaining zones of a market keep all offers: the zones that are cheapest
-    for the largest numbers of instance types. Every other zone keeps only the types for which the
-    zone is cheapest.
+    At most `most` of the remaining zones of a market keep all their offers: the zones that are
+    cheapest for the most instance types. Every other zone keeps only the types for which it is the
+    cheapest zone.
     """
     kept: list[dict[str, Offer]] = []
     for group in sold_together(offers):
@@ -196,9 +192,8 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
             kept = [other for other in kept if not _beats(group, other)] + [group]
     cheapest: dict[tuple[str, str], Offer] = {}
     left = [offer for group in kept for offer in group.values()]
-    for offer in left:
-        sold = offer.market, offer.instance_type.name
-        cheapest[sold] = min(cheapest.get(sold, offer), offer, key=price_or_inf)
+    for offer in sorted(left, key=price_or_inf):
+        cheapest.setdefault((offer.market, offer.instance_type.name), offer)
     wins = Counter(map(zone_of, cheapest.values()))
     zones = sorted(set(map(zone_of, left)), key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))

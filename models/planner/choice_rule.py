@@ -12,6 +12,7 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
   make `used` uncertain.
 - `p_required`: the required probability of keeping the limit. If the goal states none, the
   probability must be at least one half.
+- `overshoot`: the expected excess over the limit, in logs.
 - `overshoot_price`: exceeding the limit by 1 % is as bad as an objective that is
   `overshoot_price` % higher.
 """
@@ -29,7 +30,9 @@ from ..domain.workload import Goal
 # A choice keeps its limit with at least this probability, even if the goal requires none.
 EVEN_ODDS = 0.5
 _ROUNDING = 1e-12
-_LEAST_SD, _FAR_BELOW = 1e-6, 1e3  # in logs: keep the normal density and its argument finite
+# In logs: the smallest standard deviation and the largest distance below the limit that are used,
+# so that the normal density and its argument stay finite.
+_LEAST_SD, _FAR_BELOW = 1e-6, 1e3
 
 
 class Meeting(NamedTuple):
@@ -44,7 +47,7 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the share of draws that are at most `limit`, and the mean overshoot of all draws.
+    """Return the share of draws that are at most `limit`, and the mean overshoot of the draws.
 
     `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
     """
@@ -52,7 +55,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the chance of staying within `limit`, and the overshoot, for exactly known `used`.
+    """Return the chance of keeping `limit`, and the overshoot, if `used` is known exactly.
 
     `used` are hours or dollars. The chance is 0 or 1. The overshoot is max(0, log(used / limit)).
     Both have the shape of `used`.
@@ -87,9 +90,6 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
     return np.where(misses(goal, meeting.chance), np.inf, loss)
 
 
-# The price of a safety margin depends on the goal. Let hours scale with the number of machines n
-# as n^-e, so that dollars scale as n^(1 - e). Under a deadline, a margin of 1 % then costs
-# (1 - e) / e % more dollars. Under a budget, a margin of 1 % costs e / (1 - e) % more hours.
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus the penalty for exceeding the limit.
 

@@ -1,8 +1,8 @@
-"""Decide if a strategy that communicates differently from DDP is predicted to be faster than DDP.
+"""Decide if a strategy that communicates differently from DDP is reliably faster than DDP.
 
-Strategies with compressed gradients, tensor parallelism or parameter servers must be faster than
-DDP by more than the uncertainty of the prediction. A survey found that only 6 of more than 200
-setups gain from compression [Shi et al. 2021].
+The planner chooses compressed gradients, tensor parallelism or parameter servers only if they are
+faster than DDP by more than the uncertainty of the prediction. A survey found that only 6 of more
+than 200 setups gain from compression [Shi et al. 2021].
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,10 +22,11 @@ def unproven(
 ) -> BoolArray:
     """Return a (setups,) mask: True if a setup's mode must be reliably faster than DDP, but is not.
 
-    Modes with compressed gradients, tensor parallelism or parameter servers must be reliably faster
-    (`Mode.must_be_faster`): the upper end of the predicted interval must be below the prediction
-    for DDP. `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that
-    may be chosen. The mask is False for setups whose DDP mode is not tolerated.
+    `Mode.must_be_faster` is True for compressed gradients, tensor parallelism and parameter
+    servers. Such a mode is reliably faster if the upper end of its predicted interval is below the
+    prediction for DDP. The mask is False for setups that may not be trained with DDP instead.
+    `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that may be
+    chosen.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -57,9 +58,9 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text says if each strategy is reliably faster than DDP, or why the strategy may not be
-    chosen (the reason in `vetoes`). Only strategies with `Mode.must_be_faster` are named. The
-    workload and the cluster must support both DDP and the strategy.
+    The text says which strategies are reliably faster than DDP, and which are not. It also has the
+    reasons in `vetoes` for strategies that may not be chosen. Only strategies with
+    `Mode.must_be_faster` are named, if the workload and the cluster support both them and DDP.
     """
     reasons: list[list[str]] = [[] for _ in setups]
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -1,9 +1,9 @@
-"""Enumerate clusters by their number of machines of each instance type.
+"""Enumerate clusters: choose the number of machines of each instance type.
 
-If there are few combinations, all are enumerated. Otherwise, clusters of one type have any number
-of machines, and clusters of two or three types have machine counts from a list (a ladder) such as
-1, 2, 4, 8. A ladder is denser at small counts, because one more machine changes a cluster of 3 much
-more than a cluster of 48.
+If there are few combinations, all are enumerated. If there are many, clusters of one type have any
+number of machines. Clusters of two or three types then have machine counts from a list (a ladder),
+such as 1, 2, 4, 8. A ladder is denser at small counts, because one more machine changes a cluster
+of 3 much more than a cluster of 48.
 """
 
 import math
@@ -13,7 +13,7 @@ from itertools import combinations, combinations_with_replacement, product
 import numpy as np
 
 from ..domain.cluster import Cluster, Offer
-from .batch_split import Wholes
+from ..domain.numeric import IntArray
 
 Zone = tuple[str, str, str]  # market, region, zone
 Refusal = Callable[[Cluster], str]  # returns why a cluster can never be launched, or ""
@@ -31,7 +31,7 @@ LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 def compositions(
     types: int, *, max_hosts: int, most: int = MOST_CLUSTERS, most_mixed: int = MOST_MIXED
-) -> Wholes:
+) -> IntArray:
     """Return a (clusters, types) array: the number of machines of each type in each cluster.
 
     `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
@@ -47,7 +47,7 @@ def compositions(
             for size in sizes
             for members in combinations_with_replacement(range(types), size)
         ]
-        return np.array(rows, dtype=np.int64).reshape(len(rows), types)
+        return np.array(rows, dtype=np.int64)
     for ladders in LADDERS:
         counts = [
             [each for each in product(ladder, repeat=number) if sum(each) <= max_hosts]
@@ -72,11 +72,11 @@ def compositions(
 def clusters_of(
     offers: Sequence[Offer], *, max_hosts: int, fits: Refusal, most: int
 ) -> Iterator[Cluster]:
-    """Yield each enumerated cluster that can be launched.
+    """Yield each cluster that can be launched, with all its machines in one market and zone.
 
-    All machines of a cluster are of one market and zone. `fits(cluster)` returns the reason why a
-    cluster cannot be launched, or an empty string. If a market and zone has more than `most`
-    combinations of machines, some are skipped (see `compositions`).
+    `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string. If a
+    market and zone has more than `most` combinations of machines, some are skipped (see
+    `compositions`).
     """
     for group in sold_together(offers):
         found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)

@@ -33,8 +33,8 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
     `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that a limit of this amount
-    permits `value`.
+    significant digits. If `up` is True, the amount is rounded up, so that it is enough as a
+    deadline or budget.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -71,9 +71,10 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
 
 
 def nearest(predicted: pd.Series[Any]) -> str:
-    """Return a phrase about the distance from the predicted setup to the nearest measurement.
+    """Return phrases about the input and about the nearest measurement; each starts with "; ".
 
-    If reading the input is the bottleneck, the phrase also says what would help.
+    `predicted` is the prediction of a setup. If reading the input is its bottleneck, a phrase says
+    what would help. The other phrase has the distance from the setup to the nearest measurement.
     """
     said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
@@ -87,10 +88,9 @@ def nearest(predicted: pd.Series[Any]) -> str:
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
-    """Return a text that says why `row` was not chosen.
+    """Return a text that says why `row` was not chosen, compared with the chosen row `first`.
 
-    The text compares `row` with the chosen row `first`. If `row` is too likely to exceed the goal's
-    limit, the text gives the probability.
+    If `row` is too likely to exceed the goal's limit, the text gives the probability.
     """
     what, other = goal.constraint, "hours" if goal.objective == "usd" else "usd"
     behind = _difference(row, first, goal.objective)
@@ -106,9 +106,9 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability. If a cluster
-    keeps the stated limit with a probability of at least 0.5 %, the text names the likeliest
-    cluster. `order` are the positions in `costs` to consider.
+    The text names the lowest limit that a cluster keeps with the required probability. It also
+    names the cluster that is most likely to keep the stated limit, if its probability is at least
+    0.5 %. `order` has the positions in `costs` to consider.
     """
     what, limit = goal.used, goal.limit
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
@@ -138,7 +138,7 @@ def named(row: Row) -> str:
 
 
 def _difference(row: Row, against: Row, what: str) -> str:
-    """Compare the dollars or hours of two rows: `+12 % dollars ($0.0123 against $0.0110)`.
+    """Return a text such as `+12 % dollars ($0.0123 against $0.0110)` that compares two rows.
 
     `what` is the quantity to compare: "usd" or "hours".
     """

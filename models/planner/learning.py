@@ -1,6 +1,6 @@
-"""Check that a strategy that changes the update reaches about the same training loss as DDP.
+"""Check if a strategy with compressed gradients reaches about the same training loss as DDP.
 
-    allowed = dense + 0.1 (first - dense)       passes if loss <= allowed
+    allowed = dense + 0.1 (first - dense)       the strategy passes if loss <= allowed
 
 Runs record the mean loss of each group of consecutive steps, called a window. Only windows that all
 runs have are used.
@@ -33,11 +33,11 @@ from scipy.special import stdtrit
 
 from ..domain.workload import Mode, Workload
 
-LEARNING_STEPS, LEARNING_WINDOWS = 200, 40
+LEARNING_STEPS, LEARNING_WINDOWS = 200, 40  # steps of a run, and windows of these steps
 LEARNING_MOST_S = 90.0  # maximum seconds of a run: enough for LEAST_WINDOWS windows of 2 s steps
 LEARNING_SEEDS = 2  # new seeds of a launch
 LEAST_PAIRS = 4  # runs of DDP and the strategy with the same seed
-MOST_TRIES = 3  # launches; failed runs count
+MOST_TRIES = 3  # maximum number of launches to check a mode, including launches with failed runs
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
 CONFIDENCE = 0.95
@@ -100,8 +100,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     Both frames have a row of losses per seed, in the same order. Returns None in these cases:
 
     - DDP diverged, or the runs are too short.
-    - The mean decrease of DDP's loss is not above the range of its last losses between seeds.
-    - The difference between the two runs of a seed varies too much between seeds.
+    - The mean decrease of DDP's loss is not above the range of its last losses over all seeds.
+    - The difference between the two runs of a seed varies too much from seed to seed.
     """
     diverged = own["diverged"].astype(bool).any()
     counted = [dense] if diverged else [dense, own]

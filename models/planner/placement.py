@@ -10,7 +10,6 @@ machines, all orders are compared. For more machines, a local search swaps pairs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import NamedTuple
 
@@ -22,8 +21,8 @@ EXACT = 8  # up to this number of machines, all orders are compared; 8 machines 
 # Minimum share of the communication seconds that a new order must save. A smaller gain does not
 # justify a new order, because runs in different orders are harder to compare.
 LEAST_GAIN = 0.05
-# A gain must exceed this many standard errors. With three sweeps, noise alone does so in 5 % of
-# cases.
+# A gain must be at least this many standard errors. If all orders are equally fast, three sweeps
+# give such a gain in 5 % of cases.
 SURE = 3.0
 _STARTS = 32  # random starts of a local search
 _TIES = 1e-4  # weight of the tie-breaking cost in `seconds_of`
@@ -46,16 +45,15 @@ class Links(NamedTuple):
         return len(self.latency_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
+class Round(NamedTuple):
     """A round of communication, in which pairs of ranks exchange `bytes` bytes at the same time.
 
-    `places` are the pairs of ranks. `times` is how often the round takes place.
+    `places` has the pairs of ranks. `times` is the number of times that the round takes place.
     """
 
     places: tuple[tuple[int, int], ...]
     bytes: float
-    times: int = 1
+    times: int
 
 
 def ring(machines: int, size: float) -> tuple[Round, ...]:
@@ -81,8 +79,8 @@ def seconds_of(
 ) -> FloatArray:
     """Return an (orders,) array: the total seconds of `rounds` for each rank order.
 
-    `orders` is an (orders, n) array with the machine at each of n ranks. To break ties between
-    equally fast orders, `ties` times the seconds of all messages is added to the result.
+    `orders` is an (orders, n) array with the machine at each of n ranks. `ties` breaks ties between
+    equally fast orders: the result includes `ties` times the summed seconds of all messages.
     """
     total = np.zeros(len(orders))
     for one in rounds:
@@ -125,11 +123,11 @@ def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
 def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int, ...], str]:
     """Return the rank order to use, and a text with the predicted gain of the fastest order.
 
-    The gain is the fraction of the communication seconds that the fastest order saves. If the gain
-    is small or uncertain, the present order is returned. The gain is cross-validated: each sweep
-    evaluates the order that is fastest in the other sweeps.
+    The gain is the share of the communication seconds that the fastest order saves. If the gain is
+    small or uncertain, the machines keep their present order. The gain is cross-validated: each
+    sweep evaluates the order that is fastest in the other sweeps.
 
-    sweeps: at least two measurements of all links.
+    sweeps: at least two measurements (sweeps) of all links.
     """
     unchanged = tuple(range(sweeps[0].machines))
     gains = []

@@ -2,11 +2,11 @@
 
 Planning has three stages, each with fewer candidates:
 
-1. The step-time formula, which is fast, estimates the step time of every candidate.
+1. A fast formula estimates the step time of every candidate.
 2. The model predicts the step times of the best 2,000 candidates (LOOKED).
 3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are no more than DRAWN candidates, every candidate reaches the last stage.
+If there are at most DRAWN candidates, every candidate reaches the last stage.
 """
 
 import math
@@ -30,8 +30,8 @@ from .ranking import infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
 LOOKED, DRAWN = 2000, 400
-# Assumed standard deviations of log hours or dollars. The shortlist keeps the best candidates for
-# each value, because the safety margin below a limit depends on the uncertainty.
+# Assumed standard deviations of log hours or log dollars. The uncertainty decides how far below a
+# limit the best candidate should be, so the shortlist keeps the best candidates for each value.
 _SPREADS = (0.03, 0.1, 0.3)
 _OF_A_GROUP = 2  # maximum candidates of a cluster and mode for each criterion of a shortlist
 
@@ -74,14 +74,12 @@ def plan(
         top: the maximum number of rows per goal. If these rows lack a kind of device, the best
             cluster of this kind gets an additional row.
         seed: the random seed of the joint draws.
-
-    Raises:
-        ValueError: if the workload's range of global batches is empty.
     """
     asked, workload = workload, choosable(workload, supply.vetoes)
     goals, found = workload.goals, allowed(workload, supply, model)
     if found is None:
-        return nothing(asked, "" if workload.modes else "; ".join(supply.vetoes.values()))
+        why = "no cluster on offer can be launched here; more instance types would help"
+        return nothing(asked, why if workload.modes else "; ".join(supply.vetoes.values()))
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
         found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
@@ -143,10 +141,10 @@ def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
-    """Return the workload with only the modes that may be chosen.
+    """Return the workload without the modes in `vetoes`, which may not be chosen.
 
-    `vetoes` are modes that may not be chosen. The Adasum strategies, and the strategies in
-    UNPLANNED (such as PowerSGD), remain only if no other mode is left.
+    Modes with Adasum, or with a strategy in UNPLANNED (such as PowerSGD), are also left out, unless
+    no other mode is left.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     # It is unknown how many steps Adasum needs to converge.
@@ -154,12 +152,8 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     return replace(workload, modes=tuple(planned or modes))
 
 
-def nothing(workload: Workload, why: str = "", status: str = "infeasible") -> Recommendation:
-    """Return the answer for a workload without candidates: a row per goal, with `status`.
-
-    `why` is the reason in the rows; the default is a general reason.
-    """
-    why = why or "no cluster on offer can be launched here; more instance types would help"
+def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
+    """Return the answer for a workload without candidates: a row per goal with the reason `why`."""
     rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
     return Recommendation(rows=rows)
 
@@ -168,9 +162,6 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
     """Return every candidate of the workload in the modes that may be chosen.
 
     Returns None if the supply has no offers, or if no mode may be chosen.
-
-    Raises:
-        ValueError: if the workload's range of global batches is empty.
     """
     workload = choosable(workload, supply.vetoes)
     if not supply.offers or not workload.modes:
@@ -179,7 +170,7 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
 
 
 def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
-    """Return all candidates of the workload as setups, without clusters that cannot be launched."""
+    """Return all candidates of the workload whose clusters can be launched, as setups."""
     found = allowed(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
@@ -235,12 +226,12 @@ def shortlist(
 
     - the candidates that are nearest to the Pareto frontier of `hours` and `usd`
     - for each goal, the candidates with the lowest loss, for each assumed uncertainty in _SPREADS
-    - for each goal with a limit, near misses, which explanations mention: their objective is better
-      than the objective of every candidate that keeps the limit
-    - for each goal, the best candidates of each kind of device
+    - for each goal with a limit, near misses. Their objective is better than the objective of every
+      candidate that keeps the limit. Explanations mention them.
+    - for each goal, the best candidate of each kind of device
 
     Each criterion except the last takes at most two candidates with the same number in `group`.
-    `device` has the number of each candidate's kind of device; candidates of several kinds have -1.
+    `device` has the number of each candidate's kind of device, or -1 for several kinds.
     """
     usable = np.flatnonzero(np.isfinite(hours))
     if len(usable) <= count:

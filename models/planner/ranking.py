@@ -3,8 +3,8 @@
     p_meets_constraint = share of joint draws in which the setup keeps the goal's limit
     p_best             = share of step-time draws in which the setup would be the best choice
 
-A joint draw has step times, start-up, checkpoints and interruptions. For p_best, only step times
-are drawn.
+A joint draw has a step time, start-up, checkpoints and interruptions for every setup. For p_best,
+only step times are drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from ..step_time import field_terms
 from . import explanations as explain
 from .choice_rule import drawn_meeting, known_meeting, losses, misses
 
-CLUSTERS_COMPARED = 50  # clusters among which p_best and near misses are computed
+CLUSTERS_COMPARED = 50  # p_best is computed among at most this many clusters, the best first
 _PARTS = ("compute_s", "communication_s", "exposed_communication_s", "input_s")
 COLUMNS = (
     *("workload", "samples", "global_batch", "goal", "constraint_hours", "constraint_usd"),
@@ -60,9 +60,9 @@ def recommend(
     The first three groups have at most `top` rows together. Rows after rank 1 have the status
     "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.
 
-    A goal without a possible setup has a single row, with the status "infeasible" or "no_price".
-    The reason in the row says what would be feasible. The additional column `offers` has the offers
-    of the row's machines.
+    If no setup is possible for a goal, the goal has a single row with the status "infeasible" or
+    "no_price". The reason in the row says what would be feasible. The additional column `offers`
+    has the offers of the row's machines.
 
     Args:
         workload: the training job with its goals.
@@ -206,7 +206,7 @@ def summary(costs: JobCosts, at: int) -> Row:
     other_usd = hours * other + float(costs.download_usd[at])
     items = {"usd_storage": hours * storage, "usd_other": other_usd}
     machines = None if price is None else hours * price
-    usd = None if machines is None else machines + items["usd_storage"] + items["usd_other"]
+    usd = None if machines is None else sum(items.values(), machines)
     columns = setup.row()
     del columns["workload"], columns["provider"]
     offers = [

@@ -14,10 +14,12 @@ units. O is the overhead and P the parallel work in seconds.
     servers      the required number of parameter servers:
                  ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
-O and P follow from measurements of T(1) and T(m), where m is the largest measured size: O = (m T(m)
-- T(1)) / (m - 1) and P = T(1) - O.
+O and P follow from measurements of T(1) and T(m), where m is the largest measured number of units:
 
-If a global batch was not measured, a step can be composed of k micro-steps with b samples per unit:
+    O = (m T(m) - T(1)) / (m - 1),   P = T(1) - O
+
+If a global batch was not measured, its step time is the sum of k micro-steps with b samples per
+unit:
 
     on one unit        k C              C: measured step with b samples on one unit
     on several units   (k - 1) C + D    D: measured step with b samples per unit on these units
@@ -30,8 +32,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from statistics import median
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -58,8 +60,7 @@ FORMULAS = {
 GIB = 2.0**30
 
 
-@dataclass(frozen=True)
-class ScalingRule:
+class ScalingRule(NamedTuple):
     """The rule that a step on G machines or devices takes overhead_s + parallel_s / G seconds."""
 
     overhead_s: float
@@ -94,13 +95,12 @@ class ScalingRule:
         return max(math.floor(units + 1e-9), 1)
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """Median step times of a workload in one mode on one instance type, by number of units.
 
     A unit is a machine, or a device of one machine.
 
-    - `devices_each`: the number of devices used on each machine; 0 if units are devices
+    - `devices_each`: the number of devices used on each machine; 0 if a unit is a device
     - `steps[size][micro_batch, accumulation_steps]`: the step time in seconds on `size` units
     - `micro_batch`: the number of samples of one unit in a micro-step
     """
@@ -164,8 +164,8 @@ class Scale:
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return a Scale for each mode, instance type and number of devices used per machine.
 
-    Only runs on equal machines, in modes that can use a single device, are used. If a batch was not
-    measured on a single device, its step time comes from a profile. `devices` has the number of
+    Runs on unequal machines, and in modes that need several devices, are left out. If a batch was
+    not measured on a single device, its step time comes from a profile. `devices` has the number of
     devices of each instance type, for runs without a layout.
     """
     # Step times by mode, instance type, devices_each, size, micro-batch and accumulation steps.
@@ -287,7 +287,7 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
     largest = {name: rule.largest(efficiency) for name, efficiency in EFFICIENCIES.items()}
     if limit:
         largest = {name: min(units or limit, limit) for name, units in largest.items()}
-    return {"measured_size": most, "one_s": sizes[1], **asdict(rule), **largest}
+    return {"measured_size": most, "one_s": sizes[1], **rule._asdict(), **largest}
 
 
 def _hiding(
@@ -329,9 +329,9 @@ def _hiding(
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return a list with one row: the measured batch with the most samples per second.
+    """Return a list with one row: the measured batch with the most samples per second on a device.
 
-    The batch is for a single device and fits in the memory of the device.
+    The batch fits in the memory of the device. The list is empty if no measured batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row.get("peak_bytes")))

@@ -14,13 +14,14 @@ from models.job.duration import (
 )
 
 HOURS = st.floats(0.01, 200.0)
+SURE = dict.fromkeys(Conditions._fields, np.zeros(1))
 SECONDS = {"startup_s": 12.0, "checkpoint_s": 3.6, "replacement_s": 22.0}
 
 
 def conditions(hazard, **changes):
     """Of one cluster."""
-    known = Conditions.certain(np.array([hazard]), **SECONDS)
-    return known._replace(**{name: np.array([value]) for name, value in changes.items()})
+    stated = SECONDS | {"hazard_per_hour": hazard} | changes
+    return Conditions(**SURE | {name: np.array([value]) for name, value in stated.items()})
 
 
 def expected(work, hazard, **changes):
