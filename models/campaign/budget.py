@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from ..domain.cluster import Cluster, Offer
 
@@ -54,8 +55,7 @@ class Cap:
         return f"{self.name} {self.usd:.2f} ({parts})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allowance:
+class Allowance(NamedTuple):
     """The permission for a launch, with its deadline and worst-case cost, or a refusal.
 
     `refusal` is the reason for a refusal. If it is empty, the launch is permitted.
@@ -148,7 +148,7 @@ def allow(
     once_usd: dollars of the launch that do not depend on the deadline.
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
-        why = "its highest price is unknown (on-demand prices limit spot prices; see [ec2] markets)"
+        why = "its highest possible price is unknown, because an on-demand price is missing"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
     deadline_s, left_usd = wished_s, tightest.left_usd - once_usd

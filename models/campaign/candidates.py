@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -153,8 +153,7 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(NamedTuple):
     """The predictions of the model in use, as a campaign needs them.
 
     Attributes:
@@ -164,7 +163,6 @@ class Model:
         types: the instance types that the model can predict.
         fresh: measured runs, with `step_s`, that the model was not trained on.
         predict: a function that returns the predicted step times of setups, in a column `step_s`.
-            None means that rough estimates replace predictions.
     """
 
     choice_set: Mapping[str, ChoiceSet]
@@ -172,7 +170,7 @@ class Model:
     workloads: frozenset[Trained]
     types: frozenset[str]
     fresh: pd.DataFrame
-    predict: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    predict: Callable[[pd.DataFrame], pd.DataFrame]
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
         """Return True if the model can predict the pair `trained` on all types in `members`.
@@ -266,7 +264,7 @@ def training_runs(
             for setup in _setups(workload, mode, cluster, lines):
                 found.setdefault(setup_key(setup), (setup, workload))
     step_s = {key: _prior_step_s(*pair, costs) for key, pair in found.items()}
-    if model is not None and model.predict is not None:
+    if model is not None:
         known = {
             key: setup.row()
             for key, (setup, _) in found.items()

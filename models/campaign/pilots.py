@@ -12,7 +12,7 @@ limit, even if the goal states a `p_required`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,8 +32,7 @@ _TRUTHS = 400  # joint draws of the step times
 _ROUNDING = 1e-10  # keeps the covariance positive definite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pilots:
+class Pilots(NamedTuple):
     """The runs chosen as pilots, and the expected regret that remains after them.
 
     Regret is the loss of the chosen setup minus the lowest loss of all setups.
@@ -101,7 +100,7 @@ def simulated(
     truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
     measured = truth + np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
     loss = weighed(question.goal, *judged(question, truth, np.zeros(size)))[:, 0, :]
-    belief = replace(belief, mean=np.repeat(belief.mean[:, None], _TRUTHS, axis=1))
+    belief = belief._replace(mean=np.repeat(belief.mean[:, None], _TRUTHS, axis=1))
     for place in (None, *pilots):
         if place is not None:
             belief = belief.given(place, measured[place])

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -63,8 +63,7 @@ class Past:
     stale_before: datetime | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadValues:
+class WorkloadValues(NamedTuple):
     """The values of one workload's runs: how much each run is expected to lower regret.
 
     Regret is the loss from a wrong choice.
@@ -91,7 +90,7 @@ class WorkloadValues:
         alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
         regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
         regret[place] = 0.0
-        return replace(self, belief=self.belief.given(place), regret=regret)
+        return self._replace(belief=self.belief.given(place), regret=regret)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,9 +108,9 @@ class Knowledge:
         values: for each workload, the values of the runs that the model can predict.
     """
 
-    done: set[Feature] = field(default_factory=set)
-    doubted: frozenset[str] = frozenset()
-    seen: Counter[Feature] = field(default_factory=Counter)
+    done: set[Feature]
+    doubted: frozenset[str]
+    seen: Counter[Feature]
     model: Model | None = None
     values: dict[str, WorkloadValues] = field(default_factory=dict)
 
@@ -122,7 +121,7 @@ class Knowledge:
         `devices` has the number of devices of each instance type. A run that failed twice counts as
         done.
         """
-        known = cls()
+        done, seen = set[Feature](), Counter[Feature]()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
@@ -135,22 +134,21 @@ class Knowledge:
                 continue
             fresh.update(names)
             key = row_key(row, devices)
-            known.seen.update(_features(key))
-            known.done.add(("train", key))
-        known.doubted = frozenset(stale - fresh | drifted.keys())
+            seen.update(_features(key))
+            done.add(("train", key))
         for row in rows_of(past.profiles):
             profile = row | {"kind": "profile", "cluster": f"1x{row['instance_type']}"}
-            known.done.add(_identity(profile, devices))
+            done.add(_identity(profile, devices))
         for cluster, rows in past.probes.groupby("cluster") if len(past.probes) else ():
             if rows["bytes"].nunique() >= _PROBED_SIZES:
-                known.done.add(("probe", types_of(cluster)))
+                done.add(("probe", types_of(cluster)))
         failures = Counter(_identity(row, devices) for row in rows_of(past.failures))
-        known.done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
-        return known
+        done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
+        return cls(done=done, doubted=frozenset(stale - fresh | drifted.keys()), seen=seen)
 
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
         """Store `model`, and compute the values of all `runs` that it can predict."""
-        self.model = model = replace(model, types=model.types - self.doubted)
+        self.model = model = model._replace(types=model.types - self.doubted)
         fresh = [
             row
             for row in rows_of(model.fresh)
@@ -211,7 +209,7 @@ class Knowledge:
             # Planned runs never raise a value, so runs whose value is 0 are skipped.
             left = [place for place in old.places.values() if old.regret[place] > 0]
             regret = run_values(old.questions, old.belief, left)
-            self.values[name] = replace(old, regret=regret)
+            self.values[name] = old._replace(regret=regret)
 
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""

@@ -48,8 +48,8 @@ _LEARNING_SHARE = 2 / 3  # maximum share of the caps for runs that check converg
 # workload on its instance type can be predicted.
 _VALUES = {"probe": 1.5, "profile": 20.0}
 STOPS = (
-    "the campaign stops: no launch within the caps is expected to improve a recommendation"
-    f" (a chance of {LEAST_CHANCE:.0%} to change it, and an expected saving of {LEAST_REGRET:.1%})"
+    "the campaign stops: no launch within the caps can improve a recommendation enough (at least a"
+    f" {LEAST_CHANCE:.0%} chance to change it, and an expected saving of {LEAST_REGRET:.1%})"
 )
 
 

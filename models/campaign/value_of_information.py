@@ -15,7 +15,7 @@ and loss by the same amount (Frazier, Powell and Dayanik 2009).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,8 +42,7 @@ _OUTCOMES = 41  # number of quantiles of a setup's step time for which its hours
 _MOST, _MOST_SAFE = 30, 10  # maximum setups per goal with the best objective, and the lowest loss
 
 
-@dataclass(frozen=True)
-class Belief:
+class Belief(NamedTuple):
     """A joint normal distribution of the log step seconds of n setups.
 
     `mean` is an (n,) array, and `covariance` is an (n, n) array. `noise` is an (n,) array: the
@@ -84,8 +83,7 @@ class Belief:
         return self.covariance[:, places] / self.outcome_sd[places]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenChoice:
+class OpenChoice(NamedTuple):
     """A goal of a workload with the setups that may be chosen for it, and their costs.
 
         hours = fixed_hours + hours_per_step_s x step_s
@@ -137,9 +135,10 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the Meeting for each setup, run and outcome of the run.
+    """Return the log objective and the `Meeting` for each setup, run and outcome of the run.
 
-    An outcome is a possible measurement. `mean` and `variance` of log step seconds must broadcast
+    An outcome is a possible measurement. A `Meeting` has the chance of keeping the goal's limit and
+    the expected excess over the limit. `mean` and `variance` of log step seconds must broadcast
     to (setups, runs, outcomes), the shape of the results.
     """
     goal, tall = question.goal, (slice(None), None, None)
@@ -156,7 +155,7 @@ def aim_and_meeting(
 def judged(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the Meeting of each setup of `question`, for several draws.
+    """Return the log objective and the `Meeting` of each setup of `question`, for several draws.
 
     `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`.
     `variance` (n,) is the variance around these means. Both results have the shape (setups of
@@ -195,8 +194,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
     return saved
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceSet:
+class ChoiceSet(NamedTuple):
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 
     `questions` has an OpenChoice for each goal, whose `places` are positions in `setups`.

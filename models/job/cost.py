@@ -10,7 +10,7 @@ data again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,7 @@ from .duration import (
 from .job_conditions import STATED, JobConditions, pools_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobCosts:
+class JobCosts(NamedTuple):
     """Hours and dollars of a job on every setup.
 
     Arrays are (setups,); `hours_by_draw` and `sampled_hours` are (setups, draws).

@@ -163,8 +163,8 @@ def drawn_hours(
     rate = _rate(doubted, shock, conditions, expected_work_hours, repeats)
     # Quantiles of Poisson variables. A job with a billion interruptions never ends.
     count = np.ceil(pdtrik(number, np.minimum(job.interruptions * rate, 1e9)))
-    # The sum of N uniforms is nearly normal(N/2, N/12). Within sqrt(3) standard deviations it lies
-    # in [0, N] for every N >= 1.
+    # Each of the N interruptions loses a uniform share of a piece. The sum of N uniforms is nearly
+    # normal(N/2, N/12). Within sqrt(3) standard deviations it lies in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece
     lost = np.clip(count * job.lost + spread, 0.0, count * job.piece)
     startup_s = conditions.startup_s * _lognormal(launch, conditions.startup_log_sd)

@@ -27,7 +27,7 @@ suffer `shared + n (1 - shared)` times the interruptions of one machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -62,8 +62,7 @@ def passing(hours: ArrayLike) -> FloatArray:
     return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HazardModel:
+class HazardModel(NamedTuple):
     """The posterior of the hazard: interruptions per hour of one spot machine.
 
     - `types`: the mean and standard deviation of each instance type's log hazard.
@@ -169,7 +168,7 @@ def fit_hazard(
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
     zone_rate = pd.Series((1 + count) / (1 + expected) * rate, pools.index)
     bunching = _bunching(windows, zone_rate)
-    # Zones drift, so past observations count for at most 1 / bunching interruptions.
+    # The rate of a zone drifts, so its observations count for at most 1 / bunching interruptions.
     weight = 1 / (1 + bunching * expected)
     posterior = np.column_stack([1 + weight * count, 1 / rate + weight * hours])
     return HazardModel(

@@ -31,7 +31,8 @@ class LogSeconds:
     the log number of machines.
 
     - `groups`: {group: (mean, standard deviation) of its log median seconds at x = `centre`}.
-    - `members`: the same pairs as {(group, member): (mean, standard deviation)}; empty in a prior.
+    - `members`: {(group, member): (mean, standard deviation) of its log median seconds at x =
+      `centre`}; empty in a prior.
     - `centre`: the mean x of the observations; in a prior, a reference value of x.
     - `slope`: the mean and standard deviation of the effect of x.
     - `member_sd`: the standard deviation of log medians between the members of a group.

@@ -13,9 +13,9 @@ The first of these causes that applies is named:
     compute   in all other cases: all machines compute more slowly than predicted
 
 sync_s has the measured seconds of a step in which ranks wait for communication. The reference
-computation is a fixed benchmark before and after each run. It shows how fast the machine is. In
-data-parallel training, the steps of all ranks end at the same time. Step times therefore do not
-show which rank is slow.
+computation is always the same, and runs before and after the steps. Its duration shows how fast the
+machine is. In data-parallel training, the steps of all ranks end at the same time. Step times
+therefore do not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -98,9 +98,10 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     """
     taken, slowness = _number(run, "taken_share"), _number(run, "slowness")
     if taken >= TAKEN:
-        return "host", f"the hypervisor withheld {taken:.0%} of the CPU time", ""
+        return "host", f"the hypervisor withheld {taken:.0%} of the needed CPU time", ""
     if slowness > slow_from(_number(run, "usual_spread")):
-        return "speed", f"slow machine: fixed work took {slowness - 1:.0%} longer than usual", ""
+        detail = f"slow machine: the fixed computation took {slowness - 1:.0%} longer than usual"
+        return "speed", detail, ""
     types = parse_cluster(run["cluster"])
     node, above = _slowest_machine(run, types)
     if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
@@ -109,13 +110,14 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     step_s, sync_s = run["step_s"], _number(run, "sync_s")
     exposed_s = expected["exposed_communication_s"]
     if sync_s - exposed_s >= _LINK * (step_s - expected["step_s"]):
-        return "link", f"slow link: {sync_s:.3g} s of waiting, but {exposed_s:.3g} s predicted", ""
+        waited = f"ranks waited {sync_s:.3g} s per step for communication"
+        return "link", f"slow link: {waited}, and {exposed_s:.3g} s were predicted", ""
     share = max(input_share.get((run["workload"], name), 0.0) for name in types)
     if pd.notna(run.get("loader_workers")):
         share = _number(run, "input_s") / step_s
     if share >= _INPUT:
         return "input", f"making batches takes {share:.0%} of a step", ""
-    known = f" (fixed work: {slowness - 1:+.0%} time)" if np.isfinite(slowness) else ""
+    known = f" (fixed computation: {slowness - 1:+.0%} time)" if np.isfinite(slowness) else ""
     detail = f"slow code: all machines compute more slowly than predicted{known}"
     return "compute", detail, types[0] if len(set(types)) == 1 else ""
 
@@ -152,7 +154,7 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
     slow = machines[machines["reference_s"] > machines["usual_spread"].map(slow_from) * usual_s]
     return [
         f"slow machine: node {row['node']} of {row['lease_id']} ({row['instance_type']}) took"
-        f" {row['reference_s']:.3g} s for fixed work, which usually takes {row['usual_s']:.3g} s"
+        f" {row['reference_s']:.3g} s for the fixed computation; {row['usual_s']:.3g} s are usual"
         for row in rows_of(slow.reset_index())
     ]
 

@@ -2,9 +2,9 @@
 
     T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
 
-An optimizer step consists of micro-steps, whose number is called accumulation steps. A micro-step
-processes B samples. Machine i has d_i devices, and each device computes b_i samples in T_i(b_i)
-seconds. All machines finish after tau seconds. Every b_i is rounded to whole samples.
+An optimizer step consists of one or more micro-steps (accumulation steps). A micro-step processes B
+samples. Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seconds. All
+machines finish after tau seconds. Every b_i is rounded to whole samples.
 """
 
 import math
@@ -30,7 +30,7 @@ Line = tuple[float, float]  # (a, k): forward and backward of one device take a 
 def finish_together(
     lines: Sequence[Line], total: int, devices: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the samples per device of each machine with which all machines finish together.
+    """Return the samples per device of each machine, so that all machines finish together.
 
     `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
     `devices` has the number of devices of each machine. Returns None if the devices cannot share
@@ -361,8 +361,8 @@ def _largest_batches(
     """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
 
     Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
-    the last column is always `most`. `ranks` devices share sharded state. A batch is 0 if no sample
-    fits. A batch is `most` if `most` samples fit, or if the required memory is unknown.
+    the last column, for padding, is always `most`. `ranks` devices share sharded state. A batch is
+    0 if no sample fits. A batch is `most` if `most` samples fit, or if the needed memory is unknown.
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:

@@ -149,7 +149,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         rows = np.flatnonzero(sells[splits.kind].all(axis=1))
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
         bought = counts[np.ix_(clusters, np.flatnonzero(sells[:-1]))]
-        offers = [zone[one.name] for one in types if one.name in zone]
+        offers = list(zone.values())
         prices = np.array([one.total_usd_per_hour for one in offers], dtype=float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
         start_usd = bought @ np.array([one.start_usd for one in offers], dtype=float)

@@ -58,13 +58,13 @@ def compositions(
             break
     blocks = []
     for number, each in enumerate(counts, start=1):
-        if not each:
-            continue
-        chosen = np.array(list(combinations(range(types), number))).reshape(-1, number)
-        block = np.zeros((len(chosen) * len(each), types), dtype=np.int64)
-        machines = np.tile(np.array(each, dtype=np.int64).reshape(-1, number), (len(chosen), 1))
-        np.put_along_axis(block, np.repeat(chosen, len(each), axis=0), machines, axis=1)
-        blocks.append(block)
+        chosen, machines = (
+            np.array(list(rows), dtype=np.int64).reshape(-1, number)
+            for rows in (combinations(range(types), number), each)
+        )
+        block = np.zeros((len(chosen), len(machines), types), dtype=np.int64)
+        np.put_along_axis(block, chosen[:, None], machines[None], axis=2)
+        blocks.append(block.reshape(-1, types))
     found = np.concatenate(blocks)
     return found[np.argsort(found.sum(axis=1), kind="stable")]
 

@@ -2,8 +2,8 @@
 
     allowed = dense + 0.1 (first - dense)       the strategy passes if loss <= allowed
 
-Runs record the mean loss of each group of consecutive steps, called a window. Only windows that all
-runs have are used.
+Runs record the mean loss of each group of consecutive steps, called a window. If runs have
+different numbers of windows, the additional windows of longer runs are ignored.
 
 - `first`: the mean loss of DDP in the first four windows (AVERAGED)
 - `dense`: the mean loss of DDP in the last four windows
@@ -13,7 +13,7 @@ The losses are averaged over seeds. All compared runs use the same cluster, batc
 seeds.
 
 A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
-correlated. A Student's t test decides from the differences within the pairs if `loss` is above or
+correlated. A Student's t test on the differences within the pairs decides if `loss` is above or
 below `allowed`. There is no verdict in these cases:
 
 - There are fewer than four pairs (LEAST_PAIRS), or runs with fewer than eight windows
@@ -25,7 +25,7 @@ below `allowed`. There is no verdict in these cases:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,8 +45,7 @@ TOLERANCE = 0.1  # a strategy's last loss may exceed DDP's by this share of DDP'
 _ALIKE = ["cluster", "layout", "batch_per_device"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The mean training losses of a strategy (`loss`) and of DDP (`dense`) after `steps` steps.
 
     `loss` is infinite if training diverged. The strategy may be chosen if `loss` is at most

@@ -248,8 +248,10 @@ def shortlist(
             best = np.nanmin(np.where(np.isfinite(scores[0]), aim, np.inf))
             scores.append(np.where(aim < best, used, np.inf))
         picked += [_first(score, group, share // len(scores)) for score in scores]
-        criteria = by[goal.used], scores[len(scores) // 2]
-        picked += [_first_of_each(score, device) for score in criteria]
+        for score in (by[goal.used], scores[len(scores) // 2]):
+            known = (device >= 0) & np.isfinite(score)
+            best_of_kind = pd.Series(score)[known].groupby(device[known]).idxmin()
+            picked.append(best_of_kind.to_numpy(np.intp))
     return np.unique(np.concatenate(picked))
 
 
@@ -264,15 +266,6 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
     order = left[np.argsort(score[left], kind="stable")]
     place = pd.Series(order).groupby(group[order]).cumcount().to_numpy()
     return order[place < _OF_A_GROUP][:count]
-
-
-def _first_of_each(score: FloatArray, device: IntArray) -> IntArray:
-    """Return the position of the lowest score of each kind of device.
-
-    `shortlist` describes `device`.
-    """
-    known = (device >= 0) & np.isfinite(score)
-    return pd.Series(score)[known].groupby(device[known]).idxmin().to_numpy(np.intp)
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:

@@ -221,6 +221,7 @@ def model(line, jobs=JOBS, types=ALL):
         workloads=frozenset((job.name, mode) for job in jobs for mode in job.modes),
         types=types,
         fresh=NOTHING,
+        predict=line.predict,
     )
 
 
@@ -246,7 +247,7 @@ def test_with_a_model_runs_are_bought_for_the_choice_they_may_change():
 def test_runs_since_the_model_was_fitted_lower_the_value_of_more():
     known, first = doubted()
     runs, _, _ = measured(first)
-    updated = replace(known, fresh=runs.assign(step_s=UNSURE.predict(runs)["step_s"].to_numpy()))
+    updated = known._replace(fresh=runs.assign(step_s=UNSURE.predict(runs)["step_s"].to_numpy()))
     again = buy(updated, (runs, PROFILES, NOTHING))
     assert len(list(runs_of(again))) < len(list(runs_of(first)))
     assert again != buy(known, (runs, PROFILES, NOTHING))

@@ -1,7 +1,5 @@
 """The value of a run: nothing where it moves no choice, most where a choice hangs on it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,7 +33,7 @@ def question(count, goal=FASTEST, **changes):
         irreducible_sd=nothing,
         irreducible_mean=nothing,
     )
-    return replace(plain, **changes)
+    return plain._replace(**changes)
 
 
 def budget(limit, **changes):

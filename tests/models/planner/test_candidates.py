@@ -30,6 +30,8 @@ def test_few_clusters_are_all_enumerated_and_many_by_ladders():
     assert len({tuple(row) for row in every.tolist()}) == len(every) == 3 + 6 + 10 + 15
     same = compositions(40, max_hosts=4, most_mixed=0)
     assert len(same) == 160 and ((same > 0).sum(axis=1) == 1).all()
+    pairs = compositions(2, max_hosts=64, most=600)  # no cluster has three types
+    assert len(pairs) > 128 and (pairs.sum(axis=1) <= 64).all()
     mixed = compositions(10, max_hosts=64)
     assert len({tuple(row) for row in mixed.tolist()}) == len(mixed)
     assert (mixed > 0).sum(axis=1).max() == 3 and mixed.sum(axis=1).max() == 64
