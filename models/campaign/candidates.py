@@ -298,8 +298,8 @@ def type_names(cluster: Cluster) -> tuple[str, ...]:
 def _trains(cluster: Cluster, mode: Mode) -> bool:
     """Return True if the cluster's devices, by kind and number, support `mode`."""
     types = [offer.instance_type for offer in cluster.members]
-    able = all(computes(one.device, mode) for one in types)
-    return able and runs_on([one.devices for one in types], mode)
+    computing = all(computes(one.device, mode) for one in types)
+    return computing and runs_on([one.devices for one in types], mode)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:

@@ -100,21 +100,20 @@ class HazardModel(NamedTuple):
         A pool is an instance type in a zone. The uncertainty is the relative variance of the
         estimate.
         """
-        return np.array(list(map(self._rate, pools))).reshape(-1, 2)
-
-    def _rate(self, pool: Pool) -> tuple[float, float]:
-        """Return one machine's interruptions per hour, and their relative variance."""
-        instance_type, _, zone, advised = pool
-        if instance_type not in self.types and advised <= 0:
-            return 0.0, 0.0
-        unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
-        middle, doubt = self.types.get(instance_type, unseen)
-        # The advised rate is the mean, not the median. With a median, the prior uncertainty would
-        # make spot look four times as bad before the first launch. The uncertainty of the type
-        # counts less if the zone was observed.
-        shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
-        of_type = np.expm1((doubt / shape) ** 2)
-        return shape / rate, (1 + 1 / shape) * (1 + of_type) - 1
+        found = []
+        for instance_type, _, zone, advised in pools:
+            if instance_type not in self.types and advised <= 0:
+                found.append((0.0, 0.0))
+                continue
+            unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
+            middle, doubt = self.types.get(instance_type, unseen)
+            # The advised rate is the mean, not the median. With a median, the prior uncertainty would
+            # make spot look four times as bad before the first launch. The uncertainty of the type
+            # counts less if the zone was observed.
+            shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
+            of_type = np.expm1((doubt / shape) ** 2)
+            found.append((shape / rate, (1 + 1 / shape) * (1 + of_type) - 1))
+        return np.array(found).reshape(-1, 2)
 
 
 def fit_hazard(

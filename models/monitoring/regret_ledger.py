@@ -16,10 +16,10 @@ import pandas as pd
 
 from ..domain.cluster import Pool
 from ..domain.setup_table import Row, mode_of, row_key, rows_of
-from ..domain.workload import OVERSHOOT_PRICE, Goal, Mode
+from ..domain.workload import Goal, Mode
 from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import drawn_hours, expected_hours
-from ..job.job_conditions import STATED, JobConditions
+from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import drawn_meeting, losses, misses
 
 _DRAWS = 400  # stratified draws of interruptions
@@ -58,8 +58,8 @@ def judge(
     runs: pd.DataFrame,
     workloads: pd.DataFrame,
     devices: Mapping[str, int],
-    conditions: JobConditions = STATED,
-    overshoot_price: float = OVERSHOOT_PRICE,
+    conditions: JobConditions,
+    overshoot_price: float,
 ) -> list[Row]:
     """Return a row of the table raw_ledger for each published first choice that was measured later.
 
@@ -75,8 +75,7 @@ def judge(
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
         devices: the number of devices of each instance type, for rows without a layout.
-        conditions: start-up, checkpoint and interruption models. The default is `Stated`, which has
-            prior durations and the interruption rates of the published rows.
+        conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """
     if promises.empty:

@@ -208,8 +208,8 @@ def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infe
 
     The row has no cluster.
     """
-    batches = {workload.global_batch_least, workload.global_batch_most}
-    batch = batches.pop() if len(batches) == 1 else None
+    least = workload.global_batch_least
+    batch = least if least == workload.global_batch_most else None
     row = _question(workload, goal) | {"rank": 1, "status": status, "global_batch": batch}
     return row | {"reason": why, "offers": ()}
 

@@ -153,12 +153,18 @@ class Scale(NamedTuple):
             for micro in micros
             if least <= batch <= most
         }
-
-        def rank(pair: tuple[float, float | None]) -> tuple[int, bool, float, float]:
-            return len(known[pair]), pair[1] is None, pair[0] / known[pair][1], -pair[0]
-
-        able = [pair for pair, sizes in known.items() if {1} < sizes.keys()]
-        return max(able, key=rank, default=None)
+        # If several pairs have equally many step times, measured pairs come first, then pairs with a
+        # high throughput on one unit, then pairs with a small global batch.
+        return max(
+            (pair for pair, sizes in known.items() if {1} < sizes.keys()),
+            key=lambda pair: (
+                len(known[pair]),
+                pair[1] is None,
+                pair[0] / known[pair][1],
+                -pair[0],
+            ),
+            default=None,
+        )
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:

@@ -84,7 +84,7 @@ def brute_force(world):
     """Every setup predicted, drawn for and ranked; and all expected hours and dollars."""
     setups = candidates(world.workload, world.supply, world.model)
     if not setups:
-        return planner.nothing(world.workload).rows, set()
+        return planner.nothing(world.workload, "none").rows, set()
     rows = frame(setups)
     draws = world.model.draws(rows, count=planner.DRAWS, seed=0)
     costs = job_costs(world.workload, setups, world.model.predict(rows), draws)
