@@ -107,9 +107,9 @@ class HazardModel(NamedTuple):
                 continue
             unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
             middle, doubt = self.types.get(instance_type, unseen)
-            # The advised rate is the mean, not the median. With a median, the prior uncertainty would
-            # make spot look four times as bad before the first launch. The uncertainty of the type
-            # counts less if the zone was observed.
+            # The advised rate is the mean, not the median. With a median, the prior uncertainty
+            # would make spot look four times as bad before the first launch. The uncertainty of the
+            # type counts less if the zone was observed.
             shape, rate = self.zones.get((instance_type, zone), (1.0, np.exp(-middle)))
             of_type = np.expm1((doubt / shape) ** 2)
             found.append((shape / rate, (1 + 1 / shape) * (1 + of_type) - 1))

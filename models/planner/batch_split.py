@@ -362,7 +362,7 @@ def _largest_batches(
 
     Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
     the last column, for padding, is always `most`. `ranks` devices share sharded state. A batch is
-    0 if no sample fits. A batch is `most` if `most` samples fit, or if the needed memory is unknown.
+    0 if no sample fits. A batch is `most` if `most` samples fit, or if memory needs are unknown.
     """
 
     def largest(kind: InstanceType, accumulates: bool) -> int:

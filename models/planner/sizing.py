@@ -153,7 +153,7 @@ class Scale(NamedTuple):
             for micro in micros
             if least <= batch <= most
         }
-        # If several pairs have equally many step times, measured pairs come first, then pairs with a
+        # Among pairs with equally many step times, measured pairs come first, then pairs with a
         # high throughput on one unit, then pairs with a small global batch.
         return max(
             (pair for pair, sizes in known.items() if {1} < sizes.keys()),
