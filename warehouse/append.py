@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
-from .database import SQL_FOLDER
+from .database import SQL_FOLDER, Connection
 
 Row = Mapping[str, Any]
-Connection = duckdb.DuckDBPyConnection
 
 _KEYS = {
     "raw_runs": ("run_id",),
@@ -91,10 +89,11 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
     types: rows with the columns of the mart `instance_types`.
     """
-    known = _columns(connection, "raw_instance_types")
-    rows = [{name: row[name] for name in known if name in row} for row in types]
-    stamped = [row | {"noted_at": noted_at} for row in rows]
-    return _note(connection, "raw_instance_types", "provider, name", stamped)
+    known = _columns(connection, "raw_instance_types").keys()
+    rows = [
+        {name: row[name] for name in known & row.keys()} | {"noted_at": noted_at} for row in types
+    ]
+    return _note(connection, "raw_instance_types", "provider, name", rows)
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
@@ -113,30 +112,28 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
         )
     """
     complete = [dict.fromkeys(names) | dict(row) for row in rows]
-    return _append_chosen(connection, table, complete, changed)
+    return append(connection, table, complete, chosen=changed)
 
 
-def append(connection: Connection, table: str, rows: Sequence[Row], **stamp: Any) -> int:
+def append(
+    connection: Connection,
+    table: str,
+    rows: Sequence[Row],
+    *,
+    chosen: str = "select * from incoming",
+    **stamp: Any,
+) -> int:
     """Append the rows whose key `table` does not have yet, and return the number of new rows.
 
+    chosen: an SQL query that selects the rows to append. The query reads `rows` as `incoming`.
     stamp: columns to add to every row.
-    Raises ValueError if a row has a column that `table` lacks.
-    """
-    return _append_chosen(
-        connection, table, [dict(row) | stamp for row in rows], "select * from incoming"
-    )
-
-
-def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chosen: str) -> int:
-    """Insert the result of an SQL query on `rows` into `table`, and return the number of new rows.
-
-    chosen: the query, which reads `rows` as the relation `incoming`.
     Raises ValueError if a row has a column that `table` lacks.
     """
     if not rows:
         return 0
+    stamped = [{**row, **stamp} for row in rows]
     known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
-    given = {key for row in rows for key in row}
+    given = {key for row in stamped for key in row}
     if unknown := given - set(known.names):
         raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
     schema = pa.schema([field for field in known if field.name in given])
@@ -146,7 +143,7 @@ def _append_chosen(connection: Connection, table: str, rows: Sequence[Row], chos
             key: None if isinstance(value, datetime) and value != value else value
             for key, value in row.items()
         }
-        for row in rows
+        for row in stamped
     ]
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     return insert(connection, table, schema.names, chosen)
@@ -172,22 +169,17 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
         order = (
             f", append_order + (select coalesce(max(noted_order), 0) from {table}) as noted_order"
         )
-    found = connection.execute(
+    [(count,)] = connection.execute(
         f"insert into {table} by name select * exclude (append_order){order}"
         f" from ({query}) order by append_order"
-    ).fetchone()
-    return int(found[0]) if found else 0
+    ).fetchall()
+    return int(count)
 
 
 def _columns(connection: Connection, table: str) -> dict[str, str]:
     """Return the columns of a table as {name: data type}."""
-    return dict(
-        connection.execute(
-            "select column_name, data_type from duckdb_columns()"
-            " where table_name = ? order by column_index",
-            [table],
-        ).fetchall()
-    )
+    query = f"select column_name, column_type from (describe {table})"
+    return dict(connection.execute(query).fetchall())
 
 
 def in_utc(moment: datetime) -> datetime:

@@ -28,6 +28,7 @@ import duckdb
 if TYPE_CHECKING:  # pandas takes half a second; reading published rows does not need it
     import pandas as pd
 
+Connection = duckdb.DuckDBPyConnection
 SQL_FOLDER = Path(__file__).parent
 SCHEMA = SQL_FOLDER / "schema.sql"
 WAIT_S = 60.0
@@ -46,6 +47,7 @@ _REPLAY = "replaying WAL"
 _DAMAGED = re.compile(
     f"not a valid DuckDB database|[Cc]orrupt|checksum|{_REPLAY}|Could not read (?:enough|all|from)"
 )
+_RESTORE = "`srift restore` restores the backup of the last refresh"
 _INSIDE_DUCKDB = (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 
 
@@ -102,7 +104,7 @@ class Warehouse:
         return self.path.exists()
 
     @contextmanager
-    def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def transact(self) -> Iterator[Connection]:
         """Yield a connection with a transaction, which is committed at the end of the block.
 
         An exception in the block rolls the transaction back. Transactions cannot be nested. Raises
@@ -112,7 +114,7 @@ class Warehouse:
             yield connection
 
     @contextmanager
-    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def read(self) -> Iterator[Connection]:
         """Yield a read-only connection, or a connection to an empty warehouse if there is no file.
 
         Raises WarehouseBusy if another process or thread uses the file.
@@ -154,7 +156,7 @@ class Warehouse:
         try:
             with self._open(read_only=False) as connection:
                 connection.execute("checkpoint")
-                shutil.copyfile(self.path, partial)  # the open file keeps other writers out
+                shutil.copyfile(self.path, partial)  # the connection keeps other writers out
             with self._alone(), duckdb.connect(str(partial), config=NO_DOWNLOADS) as copy:
                 count_rows(copy)
             fsync(partial)
@@ -182,8 +184,9 @@ class Warehouse:
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
-            # The path always names a file, because the next command would create an empty one.
-            # The write-ahead log belongs to the damaged file and must move with it.
+            # Links keep a file at the path at all times. If there were no file, a concurrent
+            # command would create an empty warehouse.
+            # The write-ahead log belongs to the damaged file, so it moves with that file.
             log = f"{self.path}.wal"
             for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
                 with suppress(FileNotFoundError):
@@ -194,8 +197,8 @@ class Warehouse:
         return damaged
 
     @contextmanager
-    def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection, while other threads wait."""
+    def _open(self, *, read_only: bool) -> Iterator[Connection]:
+        """Yield a connection, and make other threads of this process wait."""
         with self._alone(), self._connect(read_only=read_only) as connection:
             yield connection
 
@@ -208,15 +211,12 @@ class Warehouse:
                 f" {self._wait_s:g} s; nothing was changed. Try again"
             )
         try:
-            yield
-        except duckdb.Error as error:
-            if problem := explained(self.path, error):
-                raise problem from error
-            raise
+            with explaining(self.path):
+                yield
         finally:
             _IN_THIS_PROCESS.release()
 
-    def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    def _connect(self, *, read_only: bool) -> Connection:
         """Connect to the file, and retry while another process holds the file.
 
         Raises WarehouseBusy if the other process does not release the file in time.
@@ -244,10 +244,22 @@ class Warehouse:
             ) from error
 
 
-def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
+@contextmanager
+def explaining(path: Path, repair: str = _RESTORE) -> Iterator[None]:
+    """Convert DuckDB errors in the block to WarehouseError, as `explained` does."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if problem := explained(path, error, repair):
+            raise problem from error
+        raise
+
+
+def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> WarehouseError | None:
     """Return the WarehouseError that explains a DuckDB error of the database file at `path`.
 
     Returns None if the error is neither an I/O error nor a sign of a damaged file.
+    repair: a sentence that tells how to repair the file if it is damaged.
     """
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
@@ -255,10 +267,7 @@ def explained(path: Path, error: duckdb.Error) -> WarehouseError | None:
     if _FULL.search(words):
         return DiskFull(f"the disk is full: {first_line}; free some space in {path.parent}")
     if not isinstance(error, duckdb.IOException) or _DAMAGED.search(words):
-        return WarehouseDamaged(
-            f"{path} is damaged: {first_line}."
-            " `srift restore` restores the backup of the last refresh"
-        )
+        return WarehouseDamaged(f"{path} is damaged: {first_line}. {repair}")
     return WarehouseError(f"{path}: {first_line}. The transaction was rolled back")
 
 
@@ -268,7 +277,7 @@ def one_line(error: Exception) -> str:
 
 
 def select(
-    connection: duckdb.DuckDBPyConnection, relation: str, params: Mapping[str, Any] | None = None
+    connection: Connection, relation: str, params: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
     """Return rows of a table, view or query on an open connection. See `Warehouse.select`."""
     params = dict(params or {})
@@ -285,7 +294,7 @@ def select(
 
 
 def rows_of_query(
-    connection: duckdb.DuckDBPyConnection, query: str, params: Mapping[str, Any] | None = None
+    connection: Connection, query: str, params: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Return the rows of a query as dictionaries {column name: Python value}."""
     found = connection.execute(query, dict(params or {}))
@@ -293,7 +302,7 @@ def rows_of_query(
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
+def count_rows(connection: Connection) -> int:
     """Read every column of all raw tables, to find damage, and return the total number of rows."""
     names = connection.execute(
         "select table_name from duckdb_tables() where table_name like 'raw%'"
@@ -305,7 +314,7 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
     return sum(counts)
 
 
-def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+def create_tables(connection: Connection, name: str) -> None:
     """Create the tables if the database is empty.
 
     name: the name of the database in error messages.
@@ -324,19 +333,19 @@ def create_tables(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         )
 
 
-def schema_digest(connection: duckdb.DuckDBPyConnection) -> str | None:
+def schema_digest(connection: Connection) -> str | None:
     """Return the SHA-256 digest of the schema.sql that created the tables.
 
     Returns None if the database is empty.
     """
     try:
-        rows = connection.execute("select digest from srift_schema").fetchall()
+        [(digest,)] = connection.execute("select digest from srift_schema").fetchall()
     except duckdb.CatalogException:
         return None
-    return str(rows[0][0]) if rows else None
+    return str(digest)
 
 
-def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | None = None) -> None:
+def create_views(connection: Connection, only: frozenset[str] | None = None) -> None:
     """Create the views of staging/ and marts/, each after the views that it reads.
 
     only: names of the views to create; None means all views.
@@ -349,7 +358,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, only: frozenset[str] | N
 
 
 @cache  # before the first refresh, a dry run reads a hundred times
-def empty_warehouse() -> duckdb.DuckDBPyConnection:
+def empty_warehouse() -> Connection:
     """Return a database in memory with all tables and views, but without rows.
 
     All callers share this database, so each must use a cursor and roll back its changes.
@@ -361,16 +370,20 @@ def empty_warehouse() -> duckdb.DuckDBPyConnection:
 
 
 @contextmanager
-def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def transaction(connection: Connection) -> Iterator[None]:
     """Commit at the end of the block; roll back if the block raises."""
     connection.begin()
     try:
         yield
     except BaseException:
-        with suppress(duckdb.Error):  # DuckDB may have rolled back already
-            connection.rollback()
+        roll_back(connection)
         raise
     connection.commit()
+
+
+def roll_back(connection: Connection) -> None:
+    with suppress(duckdb.Error):  # DuckDB may have rolled back already
+        connection.rollback()
 
 
 def quoted(text: str) -> str:

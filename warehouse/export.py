@@ -19,13 +19,12 @@ import duckdb
 
 from .database import (
     SQL_FOLDER,
+    Connection,
     Warehouse,
-    WarehouseDamaged,
     WarehouseMissing,
     create_views,
-    explained,
+    explaining,
     fsync,
-    one_line,
     quoted,
     rows_of_query,
     select,
@@ -74,12 +73,8 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     with ExitStack() as leftovers:
         for target in targets:
             leftovers.callback(_beside(target).unlink, missing_ok=True)
-        try:
+        with explaining(database):
             _write(warehouse, folder, database)
-        except duckdb.Error as error:
-            if problem := explained(database, error):
-                raise problem from error
-            raise
         for target in targets:
             fsync(_beside(target))
         for target in targets:
@@ -175,24 +170,16 @@ def published_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def _opened(folder: Path) -> Iterator[Connection]:
     """Yield a read-only connection to the published copy in `folder`."""
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh`")
-    try:
-        with duckdb.connect(str(path), read_only=True) as connection:
-            yield connection
-    except duckdb.Error as error:
-        problem = explained(path, error)
-        if isinstance(problem, WarehouseDamaged):
-            problem = WarehouseDamaged(
-                f"the published copy is damaged: {one_line(error)}."
-                " `srift refresh --max-usd 0` writes it again"
-            )
-        if problem:
-            raise problem from error
-        raise
+    with (
+        explaining(path, repair="`srift refresh --max-usd 0` writes it again"),
+        duckdb.connect(str(path), read_only=True) as connection,
+    ):
+        yield connection
 
 
 def _plain(value: Any) -> Any:

@@ -15,8 +15,8 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 
-from .append import Connection, Row, in_utc, insert
-from .database import NO_DOWNLOADS, SQL_FOLDER, rows_of_query, select
+from .append import Row, in_utc, insert
+from .database import NO_DOWNLOADS, SQL_FOLDER, Connection, rows_of_query, select
 from .reads import SETUP
 
 _FOLDER = SQL_FOLDER / "importing"
@@ -133,7 +133,7 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 
     A row is new if it is not stored yet, or if its import was forgotten (undone).
     """
-    found = connection.execute("""
+    [(new, other)] = connection.execute("""
         select
             count(distinct coalesce(staged.run_id, staged.row_digest))
                 filter (where known.run_id is null),
@@ -141,7 +141,7 @@ def counted_before(connection: Connection) -> tuple[int, int]:
         from staged
         left join stg_imports as known on known.run_id = coalesce(staged.run_id, staged.row_digest)
     """).fetchall()
-    return int(found[0][0]), int(found[0][1])
+    return new, other
 
 
 def append_imports(

@@ -6,7 +6,6 @@ process creates the views in memory, because the catalogue does not store them.
 
 import importlib.util
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import duckdb
 from .append import insert
 from .database import (
     NO_DOWNLOADS,
+    Connection,
     DiskFull,
     Warehouse,
     WarehouseBusy,
@@ -30,6 +30,7 @@ from .database import (
     explained,
     one_line,
     quoted,
+    roll_back,
     schema_digest,
     transaction,
 )
@@ -121,7 +122,7 @@ class SharedWarehouse(Warehouse):
         )
 
     @contextmanager
-    def transact(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def transact(self) -> Iterator[Connection]:
         """Yield a connection with an open transaction, as `Warehouse.transact` does.
 
         Raises WarehouseError at the end of the block, after a rollback, if this process has lost
@@ -129,7 +130,8 @@ class SharedWarehouse(Warehouse):
         """
         with super().transact() as connection:
             yield connection
-            # The lock and the rows are in two sessions of PostgreSQL, and one may end alone.
+            # PostgreSQL has one session for the lock and one for the rows. If only the session with
+            # the lock has ended, another process may be writing.
             try:
                 _ask(self._locked, f"select pg_advisory_xact_lock({_WRITER})::text")
             except duckdb.Error:
@@ -138,7 +140,7 @@ class SharedWarehouse(Warehouse):
                 ) from None
 
     @contextmanager
-    def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _open(self, *, read_only: bool) -> Iterator[Connection]:
         with self._explained(), ExitStack() as opened:
             if not read_only:
                 opened.enter_context(self._turn())
@@ -147,7 +149,7 @@ class SharedWarehouse(Warehouse):
             connection = opened.enter_context(session.cursor(_VIEWS_FIRST))
             if read_only:  # all reads of the block see the same state
                 connection.execute("begin transaction read only")
-                opened.callback(_roll_back, connection)
+                opened.callback(roll_back, connection)
             yield connection
 
     @contextmanager
@@ -170,7 +172,7 @@ class SharedWarehouse(Warehouse):
                     " nothing was changed. Wait until that process ends, or end it, and try again"
                 ) from error
             finally:
-                _roll_back(connection)
+                roll_back(connection)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -215,7 +217,7 @@ class _Session:
             opening.rollback()
 
     @contextmanager
-    def cursor(self, search_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    def cursor(self, search_path: str) -> Iterator[Connection]:
         """Yield a connection whose transactions are independent of other connections.
 
         search_path: the SQL statement that sets the order in which schemas are searched.
@@ -247,7 +249,7 @@ def _session(lake: Lake) -> _Session:
     return _Session(lake)
 
 
-def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None:
+def lock(connection: Connection, key: int, wait_s: float) -> None:
     """Take PostgreSQL's advisory lock number `key` until the connection's transaction ends.
 
     Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
@@ -258,9 +260,9 @@ def lock(connection: duckdb.DuckDBPyConnection, key: int, wait_s: float) -> None
     _ask(connection, f"select pg_advisory_xact_lock({key})::text")
 
 
-def _holder(connection: duckdb.DuckDBPyConnection) -> str:
+def _holder(connection: Connection) -> str:
     """Return the name of the process that holds the lock for writers, or "another process"."""
-    _roll_back(connection)  # PostgreSQL answers no query in a failed transaction
+    roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"
         f" where locktype = 'advisory' and granted and objid = {_WRITER}"
@@ -271,14 +273,9 @@ def _holder(connection: duckdb.DuckDBPyConnection) -> str:
     return "another process"
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, query: str) -> list[tuple[object, ...]]:
+def _ask(connection: Connection, query: str) -> list[tuple[object, ...]]:
     """Run the query in PostgreSQL, and return its rows."""
     return connection.execute(f"select * from postgres_query('turns', {quoted(query)})").fetchall()
-
-
-def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
-    with suppress(duckdb.Error):
-        connection.rollback()
 
 
 def _extension(name: str) -> Path:
@@ -304,20 +301,19 @@ def _endpoint() -> str:
 
 def _address(lake: Lake) -> str:
     """Return the libpq connection string for the PostgreSQL database of `lake`."""
-    parts = {
-        "host": lake.host,
-        "port": lake.port,
-        "user": lake.user,
-        "dbname": lake.database,
-        "application_name": f"srift on {socket.gethostname()}, process {os.getpid()}",
-    }
-    escaped = {name: re.sub(r"(['\\])", r"\\\1", str(value)) for name, value in parts.items()}
-    return " ".join(f"{name}='{value}'" for name, value in escaped.items())
+    from psycopg2.extensions import make_dsn  # of the extra `shared`
+
+    dsn: str = make_dsn(
+        host=lake.host,
+        port=lake.port,
+        user=lake.user,
+        dbname=lake.database,
+        application_name=f"srift on {socket.gethostname()}, process {os.getpid()}",
+    )
+    return dsn
 
 
-def _copied(
-    old: duckdb.DuckDBPyConnection, connection: duckdb.DuckDBPyConnection, table: str
-) -> int:
+def _copied(old: Connection, connection: Connection, table: str) -> int:
     """Copy rows of `table` that `connection` lacks from `old`, and return their number.
 
     The copied rows keep the order of insertion (`noted_order`), if the table stores the order.

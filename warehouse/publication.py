@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from .append import Connection, Row, append
-from .database import SQL_FOLDER, Warehouse, WarehouseError
+from .append import Row, append
+from .database import SQL_FOLDER, Connection, Warehouse, WarehouseError
 
 _STAMPED = ("publication_id", "published_at", "provider", "model_version")
 _SHOWN = 20

@@ -105,13 +105,15 @@ def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     Checks the dollar cap, SRIFT_HOME and the refresh lock first, because the server starts slowly.
     """
     from tasks.workspace.home import check_home
-    from tasks.workspace.locking import refuse_if_at_work
+    from tasks.workspace.locking import Busy, at_work
     from tasks.workspace.workspace import refuse_to_spend
 
     home = settings().home
     refuse_to_spend(provider, max_usd)
     check_home(home)
-    refuse_if_at_work(home)
+    other = at_work(home)
+    if other is not None:
+        raise Busy(other)
     from tasks.workspace.prefect_server import own_server
 
     with own_server():

@@ -16,8 +16,8 @@ from typing import Any
 from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS, Mode
 from models.step_time.machine_specs import computes
-from warehouse.append import Connection, note_import, note_instance_types, note_workloads
-from warehouse.database import Warehouse, empty_warehouse, rows_of_query
+from warehouse.append import note_import, note_instance_types, note_workloads
+from warehouse.database import Connection, Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
     changes,

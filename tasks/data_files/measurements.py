@@ -25,7 +25,8 @@ from pydantic import (
 
 from models.domain.suggestions import NAME_PATTERN
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES
-from warehouse.append import Connection, in_utc
+from warehouse.append import in_utc
+from warehouse.database import Connection
 from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
 
 from ..workspace.workspace import PROVIDERS

@@ -22,10 +22,6 @@ from ..workspace.workspace import Workspace, refresh_command
 
 _OF_TYPE = ("devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")
 _OF_OFFER = ("market", "region", "zone")
-COLUMNS = (
-    *("instance_type", *_OF_TYPE, *_OF_OFFER),
-    *("usd_per_hour", "interrupted_a_day", "price_as_of", "price_source"),
-)
 _FACTS = {
     "parameters": int,
     "gradient_bytes": int,
@@ -35,7 +31,7 @@ _FACTS = {
     "hidden": int,
     "sequence": int,
 }
-Filters = Sequence[tuple[str, str]]  # (column of COLUMNS, text) pairs, see `matching`
+Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `matching`
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
@@ -48,7 +44,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
     try:
         types = workspace.provider.instance_types()
     except ProviderError:
-        # a replaced definition could have another digest, and measurements would no longer count
+        # Stored definitions stay. A packaged definition could have another digest, and then earlier
+        # measurements of the type would no longer count.
         noted = set(workspace.mart("instance_types")["name"])
         types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
     workloads = [
@@ -109,19 +106,21 @@ def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers whose columns have the values of all filters. Case is ignored.
 
-    filters: (column, text) pairs. If no offer's value equals the text, values that contain the text
-        pass.
+    filters: (column, text) pairs. A column is a key of the rows of `listed`. If no offer's value
+        equals the text, values that contain the text pass.
 
     Raises:
         ProviderError: if there are offers, but none passes.
     """
-    frame = pd.DataFrame([_row(offer) for offer in offers], columns=[*COLUMNS])
+    if not offers:
+        return []
+    frame = pd.DataFrame([_row(offer) for offer in offers])
     passed = pd.Series(True, index=frame.index)
     for column, text in filters:
         values = frame[column].astype(str).str.lower()
         exact = values == text.lower()
         passed &= exact if exact.any() else values.str.contains(text.lower(), regex=False)
-    if len(offers) and not passed.any():
+    if not passed.any():
         wanted = " and ".join(f"{column} {text!r}" for column, text in filters)
         raise ProviderError(f"none of {len(offers)} offers has {wanted}: see `srift offers`")
     return [offer for offer, good in zip(offers, passed, strict=True) if good]
@@ -130,7 +129,7 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
     """Return the newest known offers that pass `filters`, as rows, the cheapest first.
 
-    A row has the keys COLUMNS, among them:
+    Besides the fields of an offer and its instance type, a row has the keys:
 
     usd_per_hour: includes the machine's volume and public IP address. Offers without a price are
         last.
@@ -149,7 +148,7 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    """Return an offer as {column: value}, with the columns COLUMNS."""
+    """Return an offer as a row of `listed`."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,

@@ -18,7 +18,7 @@ from warehouse import append
 from ..reporting.progress import reporter
 from .workspace import Workspace
 
-_PATIENCE_S = 6 * 3600.0  # wait of a scheduled run, longer than any refresh takes
+_PATIENCE_S = 6 * 3600.0  # maximum wait of a scheduled run; no refresh takes so long
 _POLL_S = 2.0
 
 
@@ -51,7 +51,7 @@ def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Ite
         while not _locked(file, fcntl.LOCK_EX):
             other = at_work(home)
             if other is None:
-                continue  # a reader held the lock for a moment
+                continue  # not a refresh: `at_work` held the lock for a moment
             if left_s <= 0:
                 raise Busy(other)
             if left_s == patience_s:
@@ -74,13 +74,6 @@ def _locked(file: IO[str], how: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def refuse_if_at_work(home: Path) -> None:
-    """Raise Busy if a refresh is running in `home`."""
-    other = at_work(home)
-    if other is not None:
-        raise Busy(other)
 
 
 def patience_s() -> float:
@@ -108,7 +101,7 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the result of `at_work`, but None if this process runs the refresh."""
+    """Return the refresh that another process runs in `home`, in the form of `at_work`, or None."""
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 

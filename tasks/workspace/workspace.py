@@ -26,9 +26,7 @@ from .shared import open_warehouse
 if TYPE_CHECKING:
     import pandas as pd
 
-# Local machines are CPU shares of this computer, with assumed prices. EC2 machines cost dollars.
-_SPENDS_MONEY = {"local": False, "ec2": True}
-PROVIDERS = tuple(_SPENDS_MONEY)
+PROVIDERS = ("local", "ec2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +121,13 @@ def provider_of(settings: Settings, name: str) -> Provider:
 def spends_money(name: str) -> bool:
     """Return True if machines of the provider `name` cost dollars.
 
+    Local machines are CPU shares of this computer. Their prices are assumed.
+
     Raises SettingsError if the provider is unknown.
     """
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
-    return _SPENDS_MONEY[name]
+    return name == "ec2"
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
