@@ -7,8 +7,8 @@ Operators are notified in these cases:
 
 - No nightly refresh completes for 26 hours.
 - A new model is not promoted.
-- New runs drift away from the model's predictions.
-- 80 % of the monthly dollar cap is spent or reserved.
+- Too many new runs are outside their predicted intervals (drift).
+- Launches have spent or reserved 80 % of the monthly dollar cap.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Canc
 
 def without_heartbeat() -> AutomationCore:
     """Return an automation that marks a run as crashed after three missed heartbeats."""
-    # Prefect's documentation recommends this automation
+    # Prefect's documentation recommends this automation.
     return AutomationCore(
         name="srift: crash runs without a heartbeat",
         trigger=EventTrigger(

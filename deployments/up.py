@@ -32,10 +32,9 @@ from tasks.workspace.prefect_server import ServerEnded, wait_until_serving
 from tasks.workspace.settings import Settings, SettingsError, load_settings
 
 POOL = "srift"
-GRACE_S = 30.0  # seconds in which a run can release its machines and load its records
+GRACE_S = 30.0  # time for a run to release its machines and load its records
 HOST = "127.0.0.1"
 FOLDER = Path(__file__).resolve().parent
-PREFECT_FILE = FOLDER / "prefect.yaml"
 BIN = Path(sys.executable).parent
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AUTH_INI = """[mlflow]
@@ -67,16 +66,16 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs, and kill what remains after GRACE_S seconds.
+        """Terminate the process and its flow runs. After GRACE_S seconds, kill what still runs.
 
-        Returns the number of descendant processes that had to be killed.
+        Returns the number of killed descendants of the process.
         """
         try:
             first = psutil.Process(self.process.pid)
             family = [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
             return 0
-        # The worker waits for its flow runs, which are in separate process groups.
+        # Flow runs have their own process groups, so each is terminated. The worker waits for them.
         for one in family:
             with suppress(psutil.NoSuchProcess):
                 if one == first or "prefect." in " ".join(one.cmdline()):
@@ -123,11 +122,11 @@ class Service:
         }
 
     def spawn(self, name: str, *line: str, **env: str) -> Child:
-        """Start a program of this Python environment, and return its process.
+        """Start a program of this Python environment, which also ends when this script ends.
 
+        name: the name of the process and of its log file.
         line: the program and its arguments.
         env: additional environment variables.
-        The process ends when this script ends.
         """
         program, *words = line
         log = self.home / "logs" / f"{name}.log"
@@ -194,7 +193,7 @@ class Service:
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
         """Install the deployments of `prefect_file` on the Prefect server.
 
-        A schedule that an operator paused stays paused, and a resumed schedule stays active.
+        Schedules that an operator has paused stay paused. Resumed schedules stay active.
         """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
         self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -212,22 +211,22 @@ class Service:
             say(f"ending {child.name}")
             if killed := child.end():
                 say(
-                    f"{killed} processes were killed. Their machines may still run; run"
-                    " `srift reap` to end them."
+                    f"{killed} processes did not end and were killed. Their machines may still run:"
+                    " `srift reap` ends them"
                 )
 
 
 def settle(client: SyncPrefectClient) -> None:
-    """Cancel runs that were due while no worker ran, and mark interrupted runs as crashed.
+    """Cancel flow runs that were due while no worker ran. Mark interrupted flow runs as crashed.
 
-    If missed runs were not cancelled, the worker would start every missed refresh at once, each
-    with its full dollar cap.
+    Without this, the worker would start all missed refreshes at once, each with its full dollar
+    cap.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
     for run in client.read_flow_runs(flow_run_filter=missed, work_pool_filter=pool):
         client.set_flow_run_state(run.id, Cancelled(message="no worker ran when due"), force=True)
-    if HISTORY in os.environ:  # another machine may still run these flow runs
+    if HISTORY in os.environ:  # a shared Prefect database: another machine may run these flow runs
         return
     for run in client.read_flow_runs(flow_run_filter=_in_state("PENDING", "RUNNING", "CANCELLING")):
         client.set_flow_run_state(run.id, Crashed(message="its process ended"), force=True)
@@ -263,23 +262,24 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
         service.end()
 
 
-def main(words: list[str]) -> int:
-    """Run the servers and the worker until a signal arrives, and return the exit code.
+def main() -> None:
+    """Run the servers and the worker until a signal arrives.
 
     The exit code is 0 after a signal, 1 after a failure, and 2 for wrong settings.
     """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="N")
-    parser.add_argument("--prefect-file", type=Path, default=PREFECT_FILE, metavar="FILE")
-    options = parser.parse_args(words)
+    parser.add_argument(
+        "--prefect-file", type=Path, default=FOLDER / "prefect.yaml", metavar="FILE"
+    )
+    options = parser.parse_args()
     try:
         settings = load_settings()
         settings.set_server_variables()
         service = Service(settings, prefect=options.prefect_port, mlflow=options.mlflow_port)
     except (SettingsError, OSError) as error:
-        print(f"make up: {error}", file=sys.stderr)
-        return 2
+        parser.exit(2, f"make up: {error}\n")
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -294,11 +294,9 @@ def main(words: list[str]) -> int:
                 time.sleep(1.0)
     except KeyboardInterrupt:
         say("ended")
-        return 0
     except (UpError, OSError) as error:
-        print(f"make up: {error}", file=sys.stderr)
-        return 1
+        parser.exit(1, f"make up: {error}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

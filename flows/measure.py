@@ -1,4 +1,7 @@
-"""The flows that measure under a dollar cap: rent a cluster, load its results, choose the next."""
+"""The flows that rent clusters and measure on them, under a dollar cap.
+
+The results of a cluster are loaded before the next cluster is chosen.
+"""
 
 import time
 from collections.abc import Iterable
@@ -41,7 +44,7 @@ def measure(
 ) -> dict[str, Any]:
     """Rent clusters and measure on them, the most informative cluster first.
 
-    The flow ends when the cap on dollars or minutes is reached, or no further launch is useful.
+    The flow ends at the cap on dollars or minutes, or when no further launch is useful.
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
     Returns the number of launches, the number of measurements per status, the dollars spent, and
     the seconds of each phase.
@@ -49,7 +52,7 @@ def measure(
     workspace = open_workspace(provider)
     if max_usd != 0:
         refuse_unless_swept(workspace, datetime.now(UTC))
-        workspace = with_requirements_installed(workspace)  # not part of the time cap
+        workspace = with_requirements_installed(workspace)  # before `Tally.of` starts the time cap
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
     _serve(workspace, within(workspace, champion, tally), tally)
@@ -60,7 +63,7 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters of `wish`; the default is the most informative clusters.
+    """Measure a workload on the clusters of `wish`, or else on the most informative clusters.
 
     The dollar and time caps of a refresh apply. Nothing is published.
 
@@ -89,15 +92,15 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed; the reason is above"
+                f"the requirements of {wish.workload} cannot be installed, so nothing was measured:"
+                " the reason is above"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))
-        launches = launches_for(case, wish)
         tally = Tally.of(workspace, max_usd, refresh_id)
-        made = _serve(workspace, affordable(workspace, launches, tally), tally)
-    runs = outcomes(case, made)
-    return {"refresh_id": refresh_id, "runs": runs, "spent": tally.summary()}
+        launches = affordable(workspace, launches_for(case, wish), tally)
+        made = _serve(workspace, launches, tally)
+    return {"refresh_id": refresh_id, "runs": outcomes(case, made), "spent": tally.summary()}
 
 
 def _serve(
@@ -105,16 +108,17 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it. `launches` is lazy: the next launch is planned
-    after the measurements of the previous launch are loaded. `tally` counts what was spent.
+    A launch rents one cluster and measures on it.
+    launches: an iterator that plans each launch from the loaded measurements of earlier launches.
+    tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd and (warning := outdating(workspace)):
         reporter().say(warning)
     if tally.cap_usd and workspace.spends_money:
         keep_spending(workspace, datetime.now(UTC))
-    # Reserve the dollars before reading how many are left in this month: another SRIFT_HOME that
-    # shares the warehouse must not spend the same dollars.
+    # Another SRIFT_HOME that shares the warehouse must not spend the same dollars. So reserve the
+    # dollars before `launches` reads how many dollars are left this month.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):

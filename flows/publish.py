@@ -28,7 +28,7 @@ def publish(provider: str, refresh_id: str) -> int:
     workspace = with_public_workloads(open_workspace(provider))
     champion = load_champion(workspace.home, provider)
     runs = measured_setups(workspace.warehouse, provider, workspace.settings.workloads)
-    # A Dask worker does not know which local hosts fit on this machine.
+    # Local hosts must fit on this machine. A Dask worker on another machine cannot check this.
     dask = workspace.settings.shared.dask if workspace.spends_money else ""
     offers = current_offers(workspace)
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))

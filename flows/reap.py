@@ -15,8 +15,8 @@ end_overdue = task(end_and_collect)
 def reap(provider: str = "local") -> list[str]:
     """End overdue and orphaned machines, load their measurements, and return a sentence per action.
 
-    An orphaned machine is a machine whose launching process has ended. Raises NotSwept if a region
-    or a lease (the record of a launch) could not be checked.
+    A machine is orphaned if the process that launched it has ended.
+    Raises NotSwept if a region or a lease (the record of a launch) could not be checked.
     """
     try:
         sentences = end_overdue(open_workspace(provider), datetime.now(UTC))

@@ -34,8 +34,8 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
 
-    Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME. A refresh
-    that is not cancelled returns a dictionary:
+    Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME, else a
+    dictionary:
 
         refresh_id        the id of the refresh
         measured          a summary of the measurements
@@ -80,7 +80,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
-    except DiskFull as error:  # the new table is published, and the old backup is intact
+    except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
     publish_summary(workspace.report_page, bought, promotion)
@@ -97,8 +97,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
 def _reap(provider: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`.
 
-    Raises NotSwept if the flow could not check all regions and launches, and the refresh may spend
-    money. A refresh that spends no money prints a note.
+    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
+    Other refreshes print a note.
     """
     try:
         reap(provider)

@@ -12,7 +12,7 @@ from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
 
-# With more runs, the fits of a cross-validation take longer than the start of processes.
+# With more runs, processes save more time in a cross-validation than their start takes.
 _MANY_RUNS = 1000
 
 judge = task(judge_promises)
@@ -26,9 +26,9 @@ register_challenger = task(register)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use (champion), fit a challenger, and promote the better model.
 
-    The tests compare published predictions with later measurements, and look for drift (too many
-    new runs outside their predicted intervals) and for slow runs. Returns a sentence with the
-    decision, or the reason why no challenger was fitted.
+    The tests compare published predictions with later measurements, and look for slow runs and
+    drift (too many new runs outside their predicted intervals).
+    Returns a sentence with the decision, or the reason why no challenger was fitted.
     """
     workspace = open_workspace(provider)
     workspace.warehouse.create()

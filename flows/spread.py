@@ -16,8 +16,8 @@ def each_by_task(dask: str, *, processes: bool = False) -> Each:
 
     dask: address of a Dask scheduler, on which a failed call is retried at most twice; "" to use
         the cores of this machine.
-    processes: without Dask, use processes instead of threads. Processes take many seconds to start,
-        but on threads, fits run one after another.
+    processes: without Dask, use processes instead of threads. Fits run in parallel only in
+        processes, which take many seconds to start.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

@@ -1,6 +1,7 @@
--- One row per record of the relation `texts`: a JSON object whose keys include the columns of
--- raw_runs. `body` is the record (tasks/node/record.py) with its setup, refresh_id and loaded_at.
--- If several sections of a record have the same key, the last section of the merge counts.
+-- Flattens the records in the relation `texts`: `body` is a record (tasks/node/record.py) with its
+-- setup, refresh_id and loaded_at as JSON. The result has one JSON object per record, whose keys
+-- include the columns of raw_runs. If several sections of a record have the same key, the last
+-- section in json_merge_patch counts.
 with sections as (
     select
         body,

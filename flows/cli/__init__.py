@@ -12,8 +12,7 @@ import typer
 from flows.cli import asking, files, installation, running
 from flows.cli.errors import ExplainedGroup
 
-# Collect garbage rarely: with the default threshold of 700, collection takes a fifth of the time of
-# a short command.
+# With Python's default threshold of 700, garbage collection takes 20 % of a short command's time.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Define the commands that answer questions: recommend, size, table, export, offers, workloads."""
+"""Define the commands recommend, size, table, export, offers and workloads."""
 
 import math
 import re
@@ -41,7 +41,7 @@ def hours_of(deadline: str) -> float:
 
 
 def number_of(text: str) -> float:
-    """Return the number of tokens that a text such as `300M`, `20B` or `1.5T` means.
+    """Return the number that a text such as `300M`, `20B` or `1.5T` means.
 
     Raises BadParameter if the text has another form, or the number is not between 1 and 1e18.
     """
@@ -53,9 +53,10 @@ def number_of(text: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return facts, such as the FLOPs per sample, of the transformer in the config.json at `path`.
+    """Return facts of the transformer in the config.json at `path`, such as the FLOPs per sample.
 
-    `sequence` is the number of tokens per sample. Raises BadParameter if the file cannot be used.
+    sequence: the number of tokens per sample; None means the model's maximum.
+    Raises BadParameter if the file cannot be used.
     """
     from tasks.workspace.settings import read_transformer
 
@@ -66,7 +67,7 @@ def _shape(path: Path, sequence: int | None) -> dict[str, float]:
 
 
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
-    """Return a pair (column, text the column must contain) for each filter that is set."""
+    """Return a pair (column, text) for each text that is not None or empty."""
     return [(column, text) for column, text in texts.items() if text]
 
 
@@ -79,10 +80,10 @@ class Recommend:
         str, typer.Argument(help="A workload of srift.toml, an import or the public data.")
     ] = ""
     deadline: Annotated[
-        str | None, typer.Option(help="Find the cheapest within 12h, 90m or 2d; 12 means hours.")
+        str | None, typer.Option(help="Find the cheapest cluster within this time: 12h, 90m or 2d.")
     ] = None
     budget: Annotated[
-        float | None, typer.Option(help="Find the fastest within this many dollars.")
+        float | None, typer.Option(help="Find the fastest cluster for at most this many dollars.")
     ] = None
     p_required: Annotated[
         float | None,
@@ -100,12 +101,13 @@ class Recommend:
         int | None, typer.Option(min=1, help="Tokens per sequence. Default: the model's maximum.")
     ] = None
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, instead of --samples: 300M, 20B, 1.5T.")
+        str | None, typer.Option(help="Tokens to train on, such as 300M, 20B or 1.5T.")
     ] = None
     batch: Batch = None
     market: Market = None
     instance_type: Annotated[
-        str | None, typer.Option("--type", help="Only types whose name contains this: g5, xlarge.")
+        str | None,
+        typer.Option("--type", help="Only instance types whose name contains this text: g5."),
     ] = None
     by_gpu: Annotated[
         bool, typer.Option("--by-gpu", help="Compare the best cluster of each kind of GPU.")
@@ -204,7 +206,7 @@ def export(
         typer.Option(help="The tool for which to write the file."),
     ],
     goal: Annotated[
-        str | None, typer.Option(help="A goal with its limit, as `srift table` prints both.")
+        str | None, typer.Option(help="Goal and limit, copied from `srift table`.")
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the cluster for the goal.")] = 1,
     provider: Annotated[
@@ -233,7 +235,7 @@ def export(
 @app.command()
 def offers(
     instance_type: Annotated[
-        str | None, typer.Argument(help="Only types whose name contains this: g5, xlarge.")
+        str | None, typer.Argument(help="Only instance types whose name contains this text: g5.")
     ] = None,
     market: Market = None,
     provider: Provider = "local",

@@ -61,7 +61,7 @@ def settings() -> Settings:
     os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
     # Prefect's default of 20 s is too short on a busy machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    # The log of a flow run goes to Prefect, so that the console shows only the command's output.
+    # The console shows only the command's output. Prefect still stores the log of a flow run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     return found
 

@@ -49,7 +49,7 @@ def import_(
 @app.command()
 def forget(
     import_id: Annotated[
-        str | None, typer.Argument(help="Id of an import, or the start of its id; see --list.")
+        str | None, typer.Argument(help="Id of an import, or the start of the id. See --list.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Print all imports.")] = False,
     as_json: Json = False,

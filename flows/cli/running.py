@@ -18,7 +18,8 @@ def refresh(
     provider: Provider = "local",
     max_usd: MaxUsd = None,
     month_spent: Annotated[
-        float | None, typer.Option(help="Dollars spent this month, if their record is lost.")
+        float | None,
+        typer.Option(help="Dollars spent this month. Needed only if Srift's record is lost."),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -45,7 +46,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the published recommendations of rank 1 for `provider`, for each workload and goal."""
+    """Print the first choice of `provider` for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -88,7 +89,7 @@ def measure(
         outcome = measure_named(wish, provider, max_usd)
     show(as_json, outcome, lambda found: print_measured(found, provider))
     if not any(row["measured"] for row in outcome["runs"]):
-        raise ProviderError("nothing was measured: the output above says why for each run")
+        raise ProviderError("no run was measured: the output above has the reason for each run")
 
 
 def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: Any) -> None:
@@ -102,7 +103,7 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     """Run Prefect's API server during the block.
 
-    Checks the dollar cap, SRIFT_HOME and the refresh lock first, because the server starts slowly.
+    The server starts slowly, so the dollar cap, SRIFT_HOME and the refresh lock are checked first.
     """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import Busy, at_work

@@ -19,13 +19,15 @@ from warehouse import reads
 
 from ..workspace.workspace import Workspace
 
-# Priors before the first launch. GPU machines of GCP took 69 s on demand and 87 s preemptible from
-# request to running (`PRIOR_S`). The seconds to load the agent and torchrun are a guess: about
-# twice the seconds on local hosts.
+# Start-up seconds before the first launch. GPU machines of GCP took 69 s on demand and 87 s
+# preemptible from request to running (`PRIOR_S`). Loading the agent and torchrun is assumed to take
+# about twice as long as on local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
-LOCAL_SLOPE = (0.5, 0.5)  # hosts share one machine, so start-ups are partly parallel
+# Prior mean and standard deviation of d log(start-up seconds) / d log(hosts). Hosts share one
+# machine, so that more hosts start more slowly.
+LOCAL_SLOPE = (0.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,8 @@ class Experience:
 def experience_of(workspace: Workspace) -> Experience:
     """Return models fitted to the launches in the warehouse, or priors if there are no launches.
 
-    For local hosts, interruptions and refusals are not fitted: srift.toml states the rate of
-    interruptions, and a host is refused only if it does not fit on this computer.
+    For local hosts, no model of interruptions and refusals is fitted. srift.toml states the rate of
+    interruptions, and local hosts are refused only if they do not fit on this computer.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
     seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market
@@ -81,8 +83,8 @@ def experience_of(workspace: Workspace) -> Experience:
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     """Fit the start-up seconds of machines, for each market and instance type.
 
-    launches: a row for each launch.
-    local: True for local hosts. Local hosts of both markets start alike.
+    launches: a row for each launch and instance type (warehouse/launches/starts.sql).
+    local: True for local hosts, which start equally fast in both markets.
     """
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
@@ -100,7 +102,7 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
 def _in_words(days: pd.DataFrame) -> str:
     """Return a phrase with the observed number of interruptions of one instance type.
 
-    days: rows about the spot machines of this type, one for each zone and day.
+    days: the type's rows of warehouse/launches/spot_days.sql.
     """
     count, hours = days["interruptions"].sum(), days["hours"].sum()
     return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

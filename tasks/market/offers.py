@@ -37,8 +37,8 @@ Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `matching`
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the definitions (fields and digests) of workloads and instance types in the warehouse.
 
-    If the provider does not answer, only instance types that ship with Srift and are not yet in the
-    warehouse are stored.
+    If the provider does not answer, the instance types that ship with Srift are stored, except
+    types that the warehouse already has.
     """
     name = workspace.provider.name
     try:
@@ -78,7 +78,8 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
             "provider": offer.instance_type.provider,
             "instance_type": offer.instance_type.name,
             **{name: getattr(offer, name) for name in (*_OF_OFFER, "interruptions_per_hour")},
-            # Discounts are applied when offers are read, so that a changed discount counts at once.
+            # Store the public price. `current_offers` applies the user's own prices and discounts,
+            # so that a changed discount takes effect at once.
             "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
             "interruption_source": offer.interruption_source or None,
             "price_as_of": offer.price_as_of,
@@ -94,12 +95,12 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return why no machine can be bought in `market`, or "" if an offer in it has a price."""
+    """Return why no machine can be bought in `market`; "" if an offer of `market` has a price."""
     if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
         return ""
     return (
-        f"no instance type has a {market} price, so nothing can be measured: see `srift offers`,"
-        " and `market` under [campaign]"
+        f"no instance type has a {market} price, so nothing can be measured: see `srift offers`, or"
+        " set `market` under [campaign] in srift.toml"
     )
 
 
@@ -182,7 +183,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 def current_offers(workspace: Workspace) -> list[Offer]:
     """Return the newest offers in the warehouse, at the prices that this installation pays.
 
-    Offers of instance types that the warehouse does not describe are left out.
+    Offers of instance types without a definition in the warehouse are left out.
     """
     query = "from {} where provider = $provider"
     params = {"provider": workspace.provider.name}

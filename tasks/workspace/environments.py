@@ -20,7 +20,7 @@ _UNUSED_DAYS = 30.0
 
 
 def environment_at(home: Path, spec: WorkloadFile) -> Path:
-    """Return the folder below `home` for the Python environment with the requirements of `spec`."""
+    """Return the folder of the Python environment for the requirements of the workload `spec`."""
     return environment_of(home / "environments", spec.requirements_digest)
 
 
@@ -32,7 +32,7 @@ def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
     environment = environment_at(settings.home, spec)
     if installed(environment) is None:
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
-    # pip may write into the folder that it builds, so it gets a copy.
+    # pip gets a copy of the code, because builds write into the code's folder.
     with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
         code, builds = Path(folder) / "code", settings.stated(spec.name).allow_builds
         unpack(source.travels_as(source.read()), code)

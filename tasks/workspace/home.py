@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from ..providers.base import ProviderError
 
-_LEAST_FREE_MIB = 100  # a first refresh writes about 20 MiB
+_LEAST_FREE_MIB = 100  # the first refresh writes about 20 MiB
 # An operator sets these environment variables to replace the stores in SRIFT_HOME.
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"
 OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
@@ -30,12 +30,13 @@ class Wrong(ProviderError):
 
 
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
-    """Return the number and folder of the model version with `alias`; None to ask MLflow instead.
+    """Return the number and the folder of the model version with `alias`.
 
-    The function reads MLflow's SQLite file `store` directly, because importing MLflow takes
-    seconds. None means that the file cannot be read, or lacks the version or its folder.
+    Returns None if `store` cannot be read, or if it lacks the version or its folder. Callers then
+    ask MLflow. The function does not import MLflow, because that takes seconds.
+    store: MLflow's SQLite file.
     name: the registered model.
-    alias: such as "champion".
+    alias: an alias of a version, such as "champion".
     """
     try:
         with closing(_opened(store)) as connection:
@@ -65,14 +66,14 @@ def check_home(home: Path) -> str:
         raise Wrong(disk_trouble(error) or f"cannot write to {home}: {error.strerror}") from None
     if free_mib < _LEAST_FREE_MIB:
         raise Wrong(
-            f"the disk of {home} has only {free_mib} MiB left, and a refresh may write"
+            f"the disk of {home} has only {free_mib} MiB left, but a refresh needs"
             f" {_LEAST_FREE_MIB} MiB: free some space, or set SRIFT_HOME to another disk"
         )
     return f"{home} is writable, and {free_mib / 1024:.1f} GiB are free"
 
 
 def registry_damage(home: Path) -> str:
-    """Return the damage of MLflow's database in `home` and the fix; "" if it is intact.
+    """Return an error message with a fix if MLflow's database in `home` is damaged, else "".
 
     A missing or locked file counts as intact.
     """
@@ -93,8 +94,8 @@ def registry_damage(home: Path) -> str:
 
 
 def disk_trouble(error: BaseException | None) -> str | None:
-    """Return a message if a full or read-only disk caused `error`; else None."""
-    while error is not None:  # libraries wrap the system's error
+    """Return a message if a full or read-only disk caused `error`, else None."""
+    while error is not None:  # a library's exception may have the system's error as its cause
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
         if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):
             return f"the disk is full: {text}. Stored data are kept; free some space and try again"

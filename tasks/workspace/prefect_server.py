@@ -53,7 +53,7 @@ def own_server() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C must not stop it before the flow reports its end
+            start_new_session=True,  # Ctrl-C must not end the server before the flow
             preexec_fn=die_with_parent,
         )
     try:
@@ -63,7 +63,7 @@ def own_server() -> Iterator[None]:
             {
                 PREFECT_API_URL: url,
                 PREFECT_API_AUTH_STRING: credential,
-                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # unused, and costs a second per flow
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # nothing reads them; they cost 1 s per flow
             }
         ):
             try:
@@ -88,7 +88,7 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` or a child process of it listens on the loopback port `port`.
 
-    A stranger's process on this port does not count, because clients would send it the password.
+    Other processes on this port do not count, because clients would send the password to them.
     Raises ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S

@@ -53,12 +53,11 @@ from .workload_data import BadData, WorkloadData, read_data, source_of
 
 PREFIX = "SRIFT_"
 FILE = "srift.toml"
-IMPORTED = (
-    "imported"  # replaces the digest of a workload without code, also in the mart `workloads`
-)
+# The digest of every workload without code. The mart `workloads` contains the same text.
+IMPORTED = "imported"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables of Srift, torchrun or the machine. A workload must not change credentials, what Python
-# and the linker load, how ranks find each other, or the precision that is measured.
+# Variables that a workload must not set. They control, for example, credentials, the files that
+# Python and the linker load, how ranks find each other, and the precision.
 _RESERVED = """
 AWS_* SRIFT_* PREFECT_* MLFLOW_* PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE
 PYTHONSAFEPATH PYTHONPLATLIBDIR PYTHONEXECUTABLE VIRTUAL_ENV LD_* PATH HOME TMPDIR
@@ -81,8 +80,8 @@ class _Section(BaseModel):
 class Campaign(_Section):
     """The section [campaign]: limits for the measurements of one refresh.
 
-    elastic_runs: if True, a refresh also stops a local machine during a run, and measures how much
-    training time this costs.
+    elastic_runs: if True, a refresh also stops a local machine during a run, to measure the
+    training time that is lost.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -133,8 +132,8 @@ class GoalSettings(_Section):
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
             raise ValueError(
-                f"the limit of goal {self.goal!r} must be {limit or 'absent'}: "
-                "set or remove the keys hours and usd"
+                f"of the keys hours and usd, goal {self.goal!r} must have"
+                f" {'only ' + limit if limit else 'none'}"
             )
         return self
 
@@ -210,7 +209,7 @@ class WorkloadSettings(_Section):
         least, largest = self.batches
         if not 1 <= least <= largest:
             raise ValueError(
-                "global_batch must be a whole number above 0, or a range [smallest, largest]"
+                "global_batch must be a whole number above 0, or two numbers [smallest, largest]"
             )
         for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
@@ -218,8 +217,8 @@ class WorkloadSettings(_Section):
         if self.sequence and self.transformer is None:
             raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("rename arguments.data: the setting `data` is passed under this name")
-        scaled = {STRATEGIES[0], *SERVED}  # other strategies would combine fp16's scaled gradients
+            raise ValueError("rename arguments.data: the entrypoint gets `data` under this name")
+        scaled = {STRATEGIES[0], *SERVED}  # other strategies cannot combine fp16's scaled gradients
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
             raise ValueError(
                 "precision fp16 works only with strategies ddp, ps-1, ps-2 and ps-4: use bf16"
@@ -278,7 +277,7 @@ class Settings(_Section):
     ec2: Ec2 = Ec2()
     shared: Shared = Shared()
     workloads: dict[Name, WorkloadSettings] = {}
-    # Cached by workload, because listing a folder of a million files is slow.
+    # {workload: data}. A cache, because listing a folder of a million files is slow.
     _data: dict[str, WorkloadData] = PrivateAttr(default_factory=dict)
 
     @field_validator("home")
@@ -334,7 +333,7 @@ class Settings(_Section):
         )
 
     def shape(self, name: str) -> dict[str, Any]:
-        """Return the facts of a transformer, such as its layers; {} for other workloads.
+        """Return facts of a transformer, such as its number of layers; {} for other workloads.
 
         Raises SettingsError if the shape of the transformer is not valid.
         """
@@ -367,7 +366,7 @@ class Settings(_Section):
                 raise SourceRefused("entrypoint", "write the entrypoint as file.py:function")
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
-            # Changes of state, goals or data must not change the digest of the code.
+            # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
             without = [self.home, self.root / FILE]
             if stated.data and isinstance(data := source_of(stated.data, self.root), Path):
                 without.append(data)
@@ -377,7 +376,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return the description and the code of a workload, as they are sent to machines.
+        """Return the description and the code of a workload that machines receive.
 
         Raises:
             SettingsError: if the name is unknown, or the code or data cannot be sent to machines.
@@ -423,10 +422,10 @@ class Settings(_Section):
         return self._data.get(name)
 
     def workload_digest(self, name: str) -> str:
-        """Return twelve hex digits that change if the workload changes; "imported" without code.
+        """Return twelve hex digits that identify the workload, or "imported" if it has no code.
 
-        The digits cover the code, function, arguments, requirements, environment variables and
-        data.
+        The digits change with the code, function, arguments, requirements, environment variables
+        and data.
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
@@ -436,7 +435,7 @@ class Settings(_Section):
 def read_transformer(
     shape: str | dict[str, Any], sequence: int | None, root: Path
 ) -> dict[str, float]:
-    """Return the facts of a transformer, such as its parameter count, as {name: value}.
+    """Return facts of a transformer, such as its parameter count, as {name: value}.
 
     shape: the keys of a Hugging Face `config.json`, or the name of such a file in `root`.
     sequence: tokens per sample.
@@ -463,7 +462,7 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} belongs to another user and may run code: to trust it, cd {path.parent} first"
+            f"{path} belongs to another user and can run code. If you trust it, cd {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text("utf-8-sig"))
@@ -487,7 +486,9 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.source(name)
-        if isinstance(workload.transformer, dict):  # a missing file must not stop `srift reap`
+        if isinstance(
+            workload.transformer, dict
+        ):  # a missing config.json must not stop `srift reap`
             settings.shape(name)
     return settings
 
@@ -521,6 +522,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"an environment variable SRIFT_* sets a key of {key}, which is a plain value: "
-                "unset this variable"
+                f"{key} has a plain value, but a SRIFT_* variable sets a key below it: unset this"
+                " environment variable"
             )

@@ -17,13 +17,13 @@ MAX_BYTES = 64 * 2**20  # every machine fetches the archive
 MAX_FILES = 20_000
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python environment
 _COMPILED = (".pyc", ".pyo")
-_AGENT = ("node.py", "node/__init__.py")  # would shadow the package `node` that machines run
-# Matches an option, a path or an archive in a requirements file: pip may then read other files.
+_AGENT = ("node.py", "node/__init__.py")  # would shadow Srift's package `node` on machines
+# Matches what may make pip read other files: an option, a path or an archive.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
 
 
 class SourceRefused(Exception):
-    """The workload's code cannot be sent to machines. `key` is the setting to correct."""
+    """The workload's code cannot be sent to machines. `key` names the setting to correct."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class Source:
         env: Mapping[str, str] | None = None,
         data: str = "",
     ) -> str:
-        """Return twelve hex digits that identify the code and everything with which it is called.
+        """Return twelve hex digits that identify the code, its arguments and its environment.
 
         contents: the result of `read`.
         function: name of the entrypoint function.
@@ -89,10 +89,10 @@ class Source:
         if not self.requirements:
             return ""
         stated = contents[self.requirements]
-        # The digest covers all files if the requirements file may refer to other files.
+        # If the requirements file may refer to other files, the digest covers all files.
         local = _READS_FILES.search(stated.decode(errors="replace"))
         needed = hashed(contents if local else {self.requirements: stated})
-        # Includes the name, because two requirements files of one folder need two environments.
+        # The digest covers the name too, because two requirements files need two environments.
         needed.update(self.requirements.encode())
         return str(needed.hexdigest()[:12])
 
@@ -203,7 +203,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     for name in _AGENT:
         if name in files:
             raise SourceRefused(
-                "path", f"rename {files[name]}: it would shadow Srift's package `node`"
+                "path", f"rename {files[name]}: its name hides Srift's package `node`"
             )
     if requirements and requirements not in files:
         raise SourceRefused(

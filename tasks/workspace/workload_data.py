@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_FILES = 1_000_000  # fetching more files one by one takes hours
+MOST_FILES = 1_000_000  # machines fetch files one by one, so that more files would take hours
 _MAX_NAME_BYTES = 900  # S3 allows 1024 bytes for a key, including the prefix
 # The prefix is part of an IAM policy, where '*', '?' and '$' have a meaning.
 _ADDRESS = re.compile(
@@ -48,7 +48,7 @@ class WorkloadData:
     digest: str
 
     def fetched_below(self, home: Path) -> Path:
-        """Return the folder below `home` for data that are downloaded from S3 for local hosts."""
+        """Return the folder below `home` that holds a copy of S3 data, for local hosts."""
         return home / "data" / self.digest
 
 
@@ -88,7 +88,8 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
         for path in () if follow_links else map(source.joinpath, files):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 raise BadData(
-                    f"{path} links out of the folder: copy its target, or set follow_links = true"
+                    f"{path} is a link out of the folder: copy its target, or set"
+                    " follow_links = true"
                 )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 
@@ -128,9 +129,10 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield from _walk(Path(entry.path), f"{name}/")
             elif entry.is_file():
                 yield name, entry.stat().st_size
-            else:  # links to folders may form a cycle
+            else:  # a link to a folder is refused, because links may form a cycle
                 raise BadData(
-                    f"{entry.path} is a broken link, a folder link or a special file: replace it"
+                    f"{entry.path} is a broken link, a link to a folder or a special file: replace"
+                    " it with a file or a folder"
                 )
     except OSError as error:
         raise BadData(f"{error.filename} cannot be read: {error.strerror}") from None

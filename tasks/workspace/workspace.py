@@ -47,9 +47,9 @@ class Workspace:
 
     @property
     def can_launch(self) -> bool:
-        """Return True if the settings have all that is needed to launch machines.
+        """Return True if the settings suffice to launch machines.
 
-        Machines that cost money need an S3 bucket, to which they write their records.
+        EC2 machines need an S3 bucket, to which they write their records.
         """
         return not self.spends_money or self.settings.ec2.bucket is not None
 
@@ -131,7 +131,7 @@ def spends_money(name: str) -> bool:
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return the devices of the known types, {provider: {instance type: (count, device name)}}.
+    """Return the devices of instance types, {provider: {instance type: (count, device name)}}.
 
     local_types: names of the local instance types.
     """
@@ -142,9 +142,9 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
 
 
 def refresh_command(provider: str, max_usd: str) -> str:
-    """Return the command line that refreshes `provider`, for messages to the user.
+    """Return the `srift refresh` command of `provider`, for messages to the user.
 
-    max_usd: the dollar cap to show; used only if the provider's machines cost money.
+    max_usd: the dollar cap in the command line; ignored if the provider's machines cost nothing.
     """
     if not spends_money(provider):
         return "srift refresh"
@@ -152,10 +152,10 @@ def refresh_command(provider: str, max_usd: str) -> str:
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raise SettingsError unless the user has set what is required to spend money.
+    """Raise SettingsError if a dollar cap or an S3 bucket is missing, or the cap is not valid.
 
-    Machines that cost money require a dollar cap and, if the cap is above 0, an S3 bucket. A
-    negative or infinite cap is always an error.
+    Machines that cost money require a cap and, if the cap is above 0, a bucket. A negative or
+    infinite cap is always an error.
     max_usd: the cap in dollars; None if the user gave no cap.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):

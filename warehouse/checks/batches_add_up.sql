@@ -1,4 +1,4 @@
--- devices x batch x accumulation steps, summed over the instances, equals the global batch. Must
+-- The sum over all instances of devices x batch x accumulation steps is the global batch. Must
 -- return no row.
 with parts as (
     select

@@ -1,5 +1,5 @@
--- In the ledger that compares published promises with later runs, times and dollars are positive
--- and every run is later than the promise. Must return no row.
+-- In the ledger, which compares published promises with later runs, times and dollars are positive,
+-- and every run is later than its promise. Must return no row.
 select
     format(
         '{} {} of {}: promised {} s, measured {} s and {} hours in {} runs from {}',

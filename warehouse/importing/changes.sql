@@ -1,7 +1,9 @@
--- Grain: one row that compares the stored rows and facts with `rows_before` and `facts_before`, the
--- copies made before an import or its undoing. rows_gone: how many fewer rows count now.
--- facts_gone: facts that changed or no longer count. facts_new, facts_changed, facts_same: new,
--- changed and unchanged facts of $workloads.
+-- Grain: one row that compares the stored rows and facts with the copies `rows_before` and
+-- `facts_before`. The copies were made before an import, or before an import was forgotten
+-- (undone).
+-- rows_gone: the decrease in the number of rows that count. facts_gone: facts that changed or no
+-- longer count. facts_new, facts_changed, facts_same: new, changed and unchanged facts of
+-- $workloads.
 select
     (select count(*) from rows_before) - (select count(*) from stg_imports) as rows_gone,
     count(*) filter (before.provider is not null and now is distinct from before) as facts_gone,

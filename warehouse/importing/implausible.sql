@@ -1,7 +1,8 @@
--- Returns place, column, text and reason for each implausible row of `staged`. Judges all rows of
--- $workloads, and the rows of other workloads that do not count yet.
+-- Returns place, column, text and reason for each implausible row of `staged`. All rows of
+-- $workloads are checked. Of other workloads, only rows that are not stored yet are checked.
 -- `known_types` has provider, name, devices, precision and peak_tflops, for each precision that the
--- device supports. $most_ratio and $headroom are the limits.
+-- device supports. $most_ratio limits the ratio of step times of one setup. $headroom limits the
+-- ratio of implied to peak TFLOP/s.
 with setups as (
     select
         provider, workload, cluster, layout, batch_per_device, accumulation_steps, strategy, precision, switches,

@@ -1,5 +1,5 @@
--- Returns place, column, text and broken rule of each invalid value of `staged`, in the order of
--- places.
+-- Returns place, column, text and the broken rule for each invalid value of `staged`, ordered by
+-- place.
 with firsts as (
     select run_id, min(place) as first_place, arg_min(row_digest, place) as first_digest
     from staged

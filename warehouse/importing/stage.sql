@@ -1,6 +1,6 @@
 -- Creates the table `staged`, which has the rows of `texts` with typed columns. A value that cannot
--- be parsed becomes null, and problems.sql reports it. Equal rows without a run_id get different
--- row_digests, so that each row counts.
+-- be parsed becomes null, and problems.sql reports it. If equal rows have no run_id, each row gets
+-- its own row_digest, so that all rows count.
 create or replace temp macro whole(text) as case
     when try_cast(text as double) between 1 and 9e18 and try_cast(text as double) = floor(try_cast(text as double))
         then try_cast(try_cast(text as double) as bigint)

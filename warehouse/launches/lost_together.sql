@@ -1,5 +1,5 @@
--- Grain: one row per launch, instance type and zone with interrupted spot machines. machines is the
--- number of spot machines that ran, and lost the number that were interrupted.
+-- Grain: one row per launch, instance type and zone with interrupted spot machines. machines counts
+-- the spot machines that ran. lost counts the machines among them that were interrupted.
 select count(*) as machines, count(*) filter (interrupted) as lost
 from raw_machines
 where provider = $provider and market = 'spot' and hours > 0

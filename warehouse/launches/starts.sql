@@ -1,6 +1,6 @@
--- Grain: one row per launch and instance type, without replacements of lost machines. machines is the
--- number of machines in the launch. seconds is the time from the request until the last machine of the
--- type worked.
+-- Grain: one row per launch and instance type. Replacements of lost machines are left out. machines
+-- counts the machines of the launch. seconds is the time from the request until the last machine of
+-- the type was ready for work.
 select instance_type, market, machines, max(startup_s) as seconds
 from (
     select lease_id, instance_type, market, startup_s, count(*) over (partition by lease_id) as machines

@@ -1,8 +1,8 @@
 -- Grain: one row per provider, workload, precision, switches and gradient bucket, in the order in
 -- which the buckets become ready. Only current profile runs count: their definitions and machines
 -- are unchanged (see stg_current).
--- Bucket sizes are from the newest of these runs. ready_fraction (0 to 1 of the backward time) is
--- the median over all runs with these bucket sizes.
+-- The newest current run determines the bucket sizes. ready_fraction (0 to 1 of the backward time)
+-- is the median over all current runs with these sizes.
 create or replace view buckets as
 with profiled as (
     select run_id, provider, workload, precision, switches, buckets, [one.bytes for one in buckets] as sizes, measured_at

@@ -1,5 +1,5 @@
 -- Grain: one row per checkpoint that a rank wrote in a run by Srift, on instance types whose
--- definition is unchanged. A training run writes to the disk of the machine, an elastic run to
+-- definition is unchanged. A training run writes to its machine's disk. An elastic run writes to
 -- storage that all its machines share.
 -- bytes is the size of the model and optimizer state. seconds is the time until the data is on
 -- disk. instance_type is the type of the run's first machine.

@@ -1,6 +1,6 @@
 -- Grain: one row per training run with torch.compile that Srift measured under the current
--- definitions. seconds is the time from the start of the entrypoint until step times are steady;
--- nearly all of it is compilation.
+-- definitions. seconds is the time from the start of the entrypoint until step times are steady,
+-- which is nearly all compilation.
 create or replace view compilations as
 select run_id, provider, workload, cluster, precision, strategy, switches, build_s + warmup_s as seconds, measured_at
 from stg_current

@@ -1,7 +1,7 @@
--- Grain: one row per publication, workload, goal, constraint and rank. A published first choice is
--- a promise. All ranks of its goal are kept if the choice may have been measured after this
--- publication and before promised_again_at, the time at which the same choice was published again
--- (null if it was not).
+-- Grain: one row per publication, workload, goal, constraint and rank. A promise is a published
+-- first choice (rank 1). promised_again_at is the time of the next publication with the same choice
+-- at the same rank, or null. All ranks of a goal are kept if a run may have measured the promise
+-- between published_at and promised_again_at.
 -- usd_per_hour and interruptions_per_hour apply to the whole cluster, as known at publication.
 -- usd_per_hour includes volumes, addresses and requests if their costs were published. pools has
 -- the interruptions per hour of one machine of each instance type, market and zone.
@@ -54,7 +54,7 @@ ranked as (
         named.*,
         priced.market,
         priced.places,
-        -- Storage and other costs also accrue by the hour. Some publications do not have these costs.
+        -- Storage and other costs are spread over the hours. Some publications lack these costs.
         priced.usd_per_hour + coalesce((named.usd_storage + named.usd_other) / named.hours, 0) as usd_per_hour,
         priced.interruptions_per_hour,
         priced.pools,

@@ -126,7 +126,7 @@ explained as (
     select
         changed.*,
         repriced.provider is not null
-            -- An offer in only one of the publications has no earlier price: if nothing else changed, prices did.
+            -- Prices cannot be compared if only one publication has the offer. Then prices are the cause if nothing else is.
             or (prices_dated_anew and not goals_changed and not model_changed and not measurements_changed)
             as prices_changed
     from changed

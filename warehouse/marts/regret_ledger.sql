@@ -1,9 +1,8 @@
--- Grain: one row per published first choice that was measured afterwards. It names the publication,
--- provider, workload, goal and constraint. Several publications may name the same choice; a
--- publication is kept only if the choice was measured before the next publication that names it. A
--- kept choice is judged by the runs up to the next kept publication.
--- If a choice was judged several times, the row has the judgement with the most runs, and the
--- newest of these.
+-- Grain: one row per publication, workload, goal and constraint whose first choice was measured
+-- afterwards. If several publications in a row name the same choice, only the last publication
+-- before a run has a row. The runs until the next row of the same choice judge the choice.
+-- If a choice was judged several times, the row has the judgement with the most runs. Among equal
+-- numbers of runs, the newest judgement counts.
 create or replace view regret_ledger as
 select
     publication_id, published_at, provider, model_version, workload, goal, constraint_hours, constraint_usd, p_required,

@@ -2,10 +2,10 @@
 -- is unchanged. outcome is 'fewer' (a machine was lost, and the remaining machines continued),
 -- 'replaced' (a new machine replaced the lost machine before the restart) or 'grown' (a machine was
 -- added).
--- seconds starts when the machine was lost, or for 'grown' at the last step before the restart. It
--- ends at the first step after the restart, and excludes restore_s, the time to read the checkpoint
--- of restore_bytes. restore_s and restore_bytes are null without a checkpoint. lost_steps is the
--- number of repeated steps. instance_type is the type of the run's first machine.
+-- seconds is the time from the loss of the machine to the first step after the restart, without
+-- restore_s. For 'grown', the time starts at the last step before the restart. restore_s is the
+-- time to read the checkpoint, which has restore_bytes. Both are null without a checkpoint.
+-- lost_steps is the number of repeated steps. instance_type is the type of the run's first machine.
 create or replace view restarts as
 with told as (
     select

@@ -1,5 +1,5 @@
--- Grain: one row per provider and refresh: the cost of its leases (launched clusters), and the
--- number of its runs with and without a measurement. usd is null if a price is unknown.
+-- Grain: one row per provider and refresh: the cost of its leases (the records of its launches),
+-- and the number of its runs with and without a measurement. usd is null if a price is unknown.
 create or replace view spend as
 with leases as (
     select

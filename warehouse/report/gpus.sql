@@ -1,6 +1,6 @@
 -- Grain: one row per workload, provider and kind of device, if several kinds are compared: the best
--- cluster of the kind. It is the best for the workload's goal with a deadline or budget, or for
--- another goal if there is none.
+-- cluster of the kind. The cluster is the best for a goal with a deadline or budget. Without such a
+-- goal, it is the best for another goal.
 with goals as (
     select distinct on (provider, workload) provider, workload, goal, constraint_hours, constraint_usd
     from recommendations

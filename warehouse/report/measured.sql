@@ -1,5 +1,5 @@
--- Grain: one row per workload, kind, cluster, market and batch that was measured. Covers each
--- provider's newest refresh among those that held machines.
+-- Grain: one row per workload, kind, cluster, market and batch that was measured, in each
+-- provider's newest refresh that held machines.
 with newest as (
     select provider, refresh_id
     from spend

@@ -1,5 +1,5 @@
 -- Grain: one row per provider and split (a way to hold out runs): the scores of the newest model
--- version on runs that it had not learned from. The scores are over all groups together.
+-- version on held-out runs, over all groups together.
 select format('Version {} of {} on rows that it had not seen', version, scores.provider) as title, scores.*
 from scores
 join model_versions using (provider, version, refresh_id)

@@ -1,6 +1,6 @@
 -- Grain: one row per workload, provider and recommended setup with a price: its dollars and hours.
--- `judged` tells whether another setup beats it in both dollars and hours. `first_for` lists the
--- goals for which it is the first choice.
+-- `judged` tells whether another setup is better in both dollars and hours. `first_for` lists the
+-- goals whose first choice is this setup.
 select
     format('{} ({})', workload, provider) as title,
     any_value(device) as device, cluster, market, batch_per_device, hours, any_value(hours_p90) as hours_p90, usd, any_value(usd_p90) as usd_p90,

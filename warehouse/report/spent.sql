@@ -1,5 +1,5 @@
--- Grain: one row per provider and workload: its dollars. Covers each provider's newest refresh
--- among those that held machines.
+-- Grain: one row per provider and workload: its dollars, in each provider's newest refresh that
+-- held machines.
 with newest as (
     select provider, refresh_id
     from spend

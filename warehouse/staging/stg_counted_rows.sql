@@ -1,8 +1,8 @@
--- Grain: one row per row of stg_import_rows that counts; several rows may still have the same
+-- Grain: one row per row of stg_import_rows that counts. Several rows may still have the same
 -- run_id. Packaged rows (the public step times that ship with Srift) do not count if this
 -- installation has its own rows or its own definition of the workload.
--- This is a separate view, because DuckDB would keep a common table expression in memory if
--- stg_imports read it twice.
+-- This is a separate view, because stg_imports reads it twice. DuckDB would keep a common table
+-- expression in memory.
 create or replace view stg_counted_rows as
 select held.*
 from stg_import_rows as held
