@@ -121,19 +121,19 @@ class Service:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
 
-    def spawn(self, name: str, *line: str, **env: str) -> Child:
+    def spawn(self, name: str, command: str, *words: str, **env: str) -> Child:
         """Start a program of this Python environment, which also ends when this script ends.
 
         name: the name of the process and of its log file.
-        line: the program and its arguments.
+        command: the program and its arguments, separated by spaces.
+        words: more arguments, which may contain spaces.
         env: additional environment variables.
         """
-        program, *words = line
         log = self.home / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", str(BIN / program), *words],
+                [*f"setpriv --pdeathsig TERM {command}".split(), *words],
                 env=self.env | env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -148,7 +148,7 @@ class Service:
         port = self.ports["prefect"]
         return self.spawn(
             "prefect",
-            *("prefect", "server", "start", "--host", HOST, "--port", str(port)),
+            f"prefect server start --host {HOST} --port {port}",
             PREFECT_SERVER_API_AUTH_STRING=self.credential,
             PREFECT_SERVER_CORS_ALLOWED_ORIGINS=f"http://{HOST}:{port}",
         )
@@ -164,10 +164,10 @@ class Service:
         store = self.env.get(OPERATORS_STORE, f"sqlite:///{self.home / 'mlflow.db'}")
         return self.spawn(
             "mlflow",
-            *("mlflow", "server", "--app-name", "basic-auth", "--workers", "1"),
-            *("--host", HOST, "--port", str(port), "--allowed-hosts", f"{HOST}:{port}"),
-            *("--cors-allowed-origins", f"http://{HOST}:{port}", "--no-serve-artifacts"),
-            *("--backend-store-uri", store, "--default-artifact-root", artifacts),
+            f"mlflow server --app-name basic-auth --workers 1 --host {HOST} --port {port}"
+            f" --allowed-hosts {HOST}:{port} --cors-allowed-origins http://{HOST}:{port}"
+            " --no-serve-artifacts --backend-store-uri",
+            *(store, "--default-artifact-root", artifacts),
             PYTHONPATH=os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""))),
             MLFLOW_AUTH_CONFIG_PATH=str(ini),
             MLFLOW_AUTH_ADMIN_USERNAME=USER,
@@ -183,12 +183,12 @@ class Service:
             child.check()
             raise UpError(f"{child.name} did not start in time; see {child.log}") from None
 
-    def prefect(self, *words: str) -> None:
+    def prefect(self, command: str, *words: str) -> None:
         """Run a `prefect` command. Raises UpError with the output if the command fails."""
-        line = [str(BIN / "prefect"), "--no-prompt", *words]
+        line = [*f"prefect --no-prompt {command}".split(), *words]
         done = subprocess.run(line, env=self.env, capture_output=True, text=True)
         if done.returncode:
-            raise UpError(f"`prefect {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
+            raise UpError(f"`prefect {command}` failed:\n{done.stdout}{done.stderr}")
 
     def install(self, client: SyncPrefectClient, prefect_file: Path) -> None:
         """Install the deployments of `prefect_file` on the Prefect server.
@@ -196,8 +196,8 @@ class Service:
         Schedules that an operator has paused stay paused. Resumed schedules stay active.
         """
         before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
-        self.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        self.prefect("deploy", "--all", "--prefect-file", str(prefect_file))
+        self.prefect(f"work-pool create {POOL} --type process --overwrite")
+        self.prefect("deploy --all --prefect-file", str(prefect_file))
         for one in client.read_deployments():
             for schedule, active in zip(one.schedules, before.get(one.name, ()), strict=False):
                 if schedule.active != active:
@@ -254,7 +254,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
         ):
             service.install(client, prefect_file)
             settle(client)
-            service.spawn("worker", "prefect", "worker", "start", "--pool", POOL)
+            service.spawn("worker", f"prefect worker start --pool {POOL}")
             service.wait(pages)
             store_credential(service.home, service.credential)
             yield

@@ -75,8 +75,12 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     promotion = retrain(refresh_id, provider)
     retrained = time.monotonic()
     rows = publish(provider, refresh_id)
-    seconds = {"reap and prices": before_s, **measured["seconds"], "retrain": retrained - clock}
-    seconds["publish"] = time.monotonic() - retrained
+    seconds = {
+        "reap and prices": before_s,
+        **measured["seconds"],
+        "retrain": retrained - clock,
+        "publish": time.monotonic() - retrained,
+    }
     store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()

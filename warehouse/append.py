@@ -15,22 +15,23 @@ from .database import SQL_FOLDER, Connection
 
 Row = Mapping[str, Any]
 
+# {table: columns of its key, as SQL}
 _KEYS = {
-    "raw_runs": ("run_id",),
-    "raw_imports": ("row_digest",),
-    "raw_import_rows": ("import_id", "row_digest"),
-    "raw_offers": ("snapshot_id", "provider", "instance_type", "market", "region", "zone"),
-    "raw_leases": ("lease_id",),
-    "raw_downloads": ("workload", "workload_digest", "planned_at"),
-    "raw_machines": ("lease_id", "node", "number"),
-    "raw_claims": ("event", "refresh_id"),
-    "raw_models": ("provider", "version", "refresh_id"),
-    "raw_scores": ("provider", "version", "refresh_id", "split", "group"),
-    "raw_timings": ("refresh_id", "phase"),
-    "raw_publications": ("publication_id",),
-    "raw_ledger": ("promise_id", "evidence"),
-    "raw_drift": ("refresh_id", "provider", "scope", "instance_type", "zone"),
-    "raw_alarms": ("run_id",),
+    "raw_runs": "run_id",
+    "raw_imports": "row_digest",
+    "raw_import_rows": "import_id, row_digest",
+    "raw_offers": "snapshot_id, provider, instance_type, market, region, zone",
+    "raw_leases": "lease_id",
+    "raw_downloads": "workload, workload_digest, planned_at",
+    "raw_machines": "lease_id, node, number",
+    "raw_claims": "event, refresh_id",
+    "raw_models": "provider, version, refresh_id",
+    "raw_scores": 'provider, version, refresh_id, split, "group"',
+    "raw_timings": "refresh_id, phase",
+    "raw_publications": "publication_id",
+    "raw_ledger": "promise_id, evidence",
+    "raw_drift": "refresh_id, provider, scope, instance_type, zone",
+    "raw_alarms": "run_id",
 }
 
 
@@ -131,20 +132,19 @@ def append(
     """
     if not rows:
         return 0
-    stamped = [{**row, **stamp} for row in rows]
-    known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
-    given = {key for row in stamped for key in row}
-    if unknown := given - set(known.names):
-        raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
-    schema = pa.schema([field for field in known if field.name in given])
     # Arrow converts times to UTC, but does not know NaT, which is unequal to itself.
     plain = [
         {
             key: None if isinstance(value, datetime) and value != value else value
-            for key, value in row.items()
+            for key, value in {**row, **stamp}.items()
         }
-        for row in stamped
+        for row in rows
     ]
+    known = connection.execute(f"select * from {table} limit 0").to_arrow_table().schema
+    given = {key for row in plain for key in row}
+    if unknown := given - set(known.names):
+        raise ValueError(f"{table} has no column {', '.join(sorted(unknown))}")
+    schema = pa.schema([field for field in known if field.name in given])
     connection.register("incoming", pa.Table.from_pylist(plain, schema=schema))
     return insert(connection, table, schema.names, chosen)
 
@@ -156,7 +156,7 @@ def insert(connection: Connection, table: str, columns: Sequence[str], chosen: s
     chosen: the SQL query.
     columns: the names of the result's columns.
     """
-    keys = ", ".join(f'"{key}"' for key in _KEYS.get(table, ()))
+    keys = _KEYS.get(table, "")
     names = ", ".join(f'"{name}"' for name in columns)
     query = f"select {names}, row_number() over () as append_order from ({chosen})"
     if keys:

@@ -32,9 +32,7 @@ Connection = duckdb.DuckDBPyConnection
 SQL_FOLDER = Path(__file__).parent
 SCHEMA = SQL_FOLDER / "schema.sql"
 WAIT_S = 60.0
-NO_DOWNLOADS: dict[str, str | bool | int | float | list[str]] = {
-    "autoinstall_known_extensions": "false"
-}
+NO_DOWNLOADS: dict[str, Any] = {"autoinstall_known_extensions": "false"}
 # DuckDB cannot open a file for reading while the same process has it open for writing, so threads
 # take turns. The lock is reentrant, because nested reads of one thread share the open file. Sharing
 # the file saves 25 ms per read.
@@ -184,8 +182,8 @@ class Warehouse:
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
-            # Links keep a file at the path at all times. If there were no file, a concurrent
-            # command would create an empty warehouse.
+            # A link keeps the damaged file at its path until the backup replaces it. If the path had
+            # no file, a concurrent command would create an empty warehouse.
             # The write-ahead log belongs to the damaged file, so it moves with that file.
             log = f"{self.path}.wal"
             for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
@@ -272,8 +270,8 @@ def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> Wareho
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the class name if there is no message."""
-    return str(error).splitlines()[0].rstrip(".!") if str(error) else type(error).__name__
+    """Return the first line of an error's message."""
+    return str(error).partition("\n")[0].rstrip(".!")
 
 
 def select(

@@ -61,8 +61,8 @@ _COMMENTS = """
 """
 
 
-def export(warehouse: Warehouse, folder: Path) -> list[Path]:
-    """Replace the published files in `folder`, and return their paths.
+def export(warehouse: Warehouse, folder: Path) -> None:
+    """Replace the published files in `folder`.
 
     The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
     Raises WarehouseError or OSError, and keeps the previous files, if a file cannot be written.
@@ -79,7 +79,6 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
             fsync(_beside(target))
         for target in targets:
             os.replace(_beside(target), target)
-    return targets
 
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:

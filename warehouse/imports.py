@@ -20,8 +20,11 @@ from .database import NO_DOWNLOADS, SQL_FOLDER, Connection, rows_of_query, selec
 from .reads import SETUP
 
 _FOLDER = SQL_FOLDER / "importing"
-_SETUP = (*SETUP, "provider", "gradient_bytes", "parameters", "flops_per_sample")
-COLUMNS = (*_SETUP, "market", "zone", "source", "step_s", "sync_s", "run_id", "measured_at")
+COLUMNS = (
+    *SETUP,
+    *("provider", "gradient_bytes", "parameters", "flops_per_sample", "market", "zone", "source"),
+    *("step_s", "sync_s", "run_id", "measured_at"),
+)
 # Step times of one setup differ by tens of percent, or by a factor of 1,000 if the unit is wrong.
 _MOST_RATIO = 100.0
 # A run may exceed the peak FLOP/s of its device, because Winograd convolutions do only 0.44 of the

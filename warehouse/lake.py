@@ -36,14 +36,6 @@ from .database import (
 )
 
 _SCHEMA = "srift_warehouse"  # the catalogue's schema in PostgreSQL
-# PostgreSQL settings for the session that holds a lock. The session idles by design. With these
-# keepalives, PostgreSQL detects a dead client machine after one minute instead of two hours.
-WHILE_LOCKED = {
-    "idle_in_transaction_session_timeout": 0,
-    "tcp_keepalives_idle": 30,
-    "tcp_keepalives_interval": 10,
-    "tcp_keepalives_count": 3,
-}
 TURN_S = 300.0  # maximum wait for a lock; if eight machines import at once, the last waits 60 s
 _WRITER, _OPENER = 5112001, 5112002  # keys of the advisory locks
 _TABLES_FIRST = "set search_path = 'shared.main'"
@@ -54,15 +46,12 @@ _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 class Lake:
     """The location of a shared warehouse: a PostgreSQL database and a folder or S3 prefix.
 
-    host: host name, or the folder of a Unix socket. libpq reads the password from PGPASSWORD or
+    url: `postgresql://user@host:port/database`. libpq reads the password from PGPASSWORD or
     ~/.pgpass.
     data: folder or `s3://` prefix of the Parquet files.
     """
 
-    host: str
-    port: int
-    user: str
-    database: str
+    url: str
     data: str
 
 
@@ -77,8 +66,7 @@ class SharedWarehouse(Warehouse):
         self.lake = lake
 
     def __str__(self) -> str:
-        lake = self.lake
-        return f"the shared warehouse {lake.database} on {lake.host}:{lake.port}"
+        return f"the shared warehouse {self.lake.url}"
 
     def exists(self) -> bool:
         """Return True if the shared warehouse has its tables.
@@ -97,10 +85,10 @@ class SharedWarehouse(Warehouse):
         """Copy the rows of `file` that this warehouse lacks, and return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
-            names = old.execute("select table_name from duckdb_tables() order by 1").fetchall()
-            copied = {
-                name: _copied(old, connection, name) for (name,) in names if name.startswith("raw_")
-            }
+            names = old.execute(
+                "select table_name from duckdb_tables() where table_name like 'raw%' order by 1"
+            ).fetchall()
+            copied = {name: _copied(old, connection, name) for (name,) in names}
             held = "select distinct import_id, row_digest from raw_imports"
             connection.register("incoming", old.execute(held).to_arrow_table())
             elsewhere = (
@@ -158,8 +146,10 @@ class SharedWarehouse(Warehouse):
 
         Raises WarehouseBusy if another process does not release the lock within `wait_s` seconds.
         """
+        # A separate connection holds the lock: in one transaction, DuckDB might commit in PostgreSQL,
+        # and thereby release the lock, before DuckLake commits.
         with _session(self.lake).cursor(_VIEWS_FIRST) as connection:
-            connection.begin()  # DuckDB may end PostgreSQL's transaction before DuckLake commits
+            connection.begin()
             try:
                 lock(connection, _WRITER, self._wait_s)
                 self._locked = connection
@@ -209,7 +199,7 @@ class _Session:
         self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
             opening.begin()
-            lock(opening, _OPENER, TURN_S)  # the first process creates DuckLake's tables
+            lock(opening, _OPENER, TURN_S)  # DuckLake's tables are created only once
             self._connection.execute(
                 f"attach {quoted('ducklake:postgres:' + address)} as shared"
                 f" (data_path {quoted(lake.data)}, metadata_schema {quoted(_SCHEMA)})"
@@ -255,8 +245,16 @@ def lock(connection: Connection, key: int, wait_s: float) -> None:
     Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
     """
     wait_ms = max(1, round(wait_s * 1000))  # 0 means no limit
-    for setting, value in {"lock_timeout": wait_ms, **WHILE_LOCKED}.items():
-        _ask(connection, f"select set_config('{setting}', '{value}', true)")
+    # The session idles while it holds the lock. With these keepalives, PostgreSQL detects a dead
+    # client machine after one minute instead of two hours.
+    settings = (
+        f"select set_config('lock_timeout', '{wait_ms}', true),"
+        " set_config('idle_in_transaction_session_timeout', '0', true),"
+        " set_config('tcp_keepalives_idle', '30', true),"
+        " set_config('tcp_keepalives_interval', '10', true),"
+        " set_config('tcp_keepalives_count', '3', true)"
+    )
+    _ask(connection, settings)
     _ask(connection, f"select pg_advisory_xact_lock({key})::text")
 
 
@@ -303,13 +301,8 @@ def _address(lake: Lake) -> str:
     """Return the libpq connection string for the PostgreSQL database of `lake`."""
     from psycopg2.extensions import make_dsn  # of the extra `shared`
 
-    dsn: str = make_dsn(
-        host=lake.host,
-        port=lake.port,
-        user=lake.user,
-        dbname=lake.database,
-        application_name=f"srift on {socket.gethostname()}, process {os.getpid()}",
-    )
+    process = f"srift on {socket.gethostname()}, process {os.getpid()}"
+    dsn: str = make_dsn(lake.url, application_name=process)
     return dsn
 
 

@@ -7,7 +7,6 @@ from datetime import datetime
 from .append import Row, append
 from .database import SQL_FOLDER, Connection, Warehouse, WarehouseError
 
-_STAMPED = ("publication_id", "published_at", "provider", "model_version")
 _SHOWN = 20
 
 
@@ -44,11 +43,11 @@ def publish(warehouse: Warehouse, rows: Sequence[Row], publication: Publication)
     WarehouseBusy if another process holds the warehouse, and ValueError if a column is unknown.
     """
     header = asdict(publication)
-    stamp = {name: header[name] for name in _STAMPED}
     with warehouse.transact() as connection:
         if not append(connection, "raw_publications", [header]):
             return 0
-        new = append(connection, "raw_recommendations", [stamp | dict(row) for row in rows])
+        del header["refresh_id"]  # not a column of raw_recommendations
+        new = append(connection, "raw_recommendations", [header | dict(row) for row in rows])
         failures = run_checks(connection, publication)
         if failures:
             raise PublicationRefused(publication.publication_id, failures)

@@ -9,13 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.cli.common import (
-    Json,
-    Provider,
-    ProviderName,
-    settings,
-    show,
-)
+from flows.cli.common import Json, Provider, ProviderName, settings, show
 from models.domain.suggestions import nearest_names
 
 app = typer.Typer()

@@ -233,11 +233,10 @@ def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workl
     found = []
     for workload in workloads:
         row = facts.get((workload.name, workload.digest), {})
-        values = {name: row.get(name) for name in _FACTS}
         given = {
-            name: _FACTS[name](value)
-            for name, value in values.items()
-            if pd.notna(value) and getattr(workload, name) is None
+            name: kind(row[name])
+            for name, kind in _FACTS.items()
+            if pd.notna(row.get(name)) and getattr(workload, name) is None
         }
         found.append(replace(workload, **given))
     return found

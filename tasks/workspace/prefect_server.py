@@ -33,17 +33,18 @@ def own_server() -> Iterator[None]:
 
     Raises Wrong if the disk is full or not writable, or if the server does not start.
     """
-    if get_current_settings().api.url is not None:
+    settings = get_current_settings()
+    if settings.api.url is not None:
         yield
         return
-    home = get_current_settings().home
+    home = settings.home
     check_home(home)
     home.mkdir(parents=True, exist_ok=True)
     port, credential = _free_port(), new_credential()
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST]
+    start = f"-m prefect server start --host {_HOST} --port {port} --no-ui --no-services"
     with (home / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            [*command, "--port", str(port), "--no-ui", "--no-services"],
+            [sys.executable, *start.split()],
             env=os.environ
             | {
                 "PREFECT_HOME": str(home),
@@ -53,7 +54,7 @@ def own_server() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C must not end the server before the flow
+            start_new_session=True,  # Ctrl-C ends the flow first, then the server
             preexec_fn=die_with_parent,
         )
     try:
@@ -63,7 +64,7 @@ def own_server() -> Iterator[None]:
             {
                 PREFECT_API_URL: url,
                 PREFECT_API_AUTH_STRING: credential,
-                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # nothing reads them; they cost 1 s per flow
+                PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # unused; heartbeats cost 1 s per flow
             }
         ):
             try:

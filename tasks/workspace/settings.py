@@ -254,12 +254,15 @@ class Shared(_Section):
             raise ValueError("set both host and data under [shared], or neither")
         return self
 
-    def url(self, database: str, driver: str) -> str:
-        """Return the SQLAlchemy URL of `database` for `driver`, without a password."""
+    def url(self, database: str, driver: str = "") -> str:
+        """Return the URL of `database` without a password.
+
+        driver: `+` and the driver's name, for SQLAlchemy; "" for libpq.
+        """
         host, query = quote(self.host), ""
         if "/" in self.host:  # the folder of a Unix socket
             host, query = "", f"?host={quote(self.host, safe='')}"
-        return f"postgresql+{driver}://{quote(self.user)}@{host}:{self.port}/{database}{query}"
+        return f"postgresql{driver}://{quote(self.user)}@{host}:{self.port}/{database}{query}"
 
 
 class Settings(_Section):
@@ -302,8 +305,8 @@ class Settings(_Section):
             return
         artifacts, database = self.shared_data("mlflow"), self.shared.database
         variables = {
-            HISTORY: self.shared.url(f"{database}_prefect", "asyncpg"),
-            OPERATORS_STORE: self.shared.url(f"{database}_mlflow", "psycopg2"),
+            HISTORY: self.shared.url(f"{database}_prefect", "+asyncpg"),
+            OPERATORS_STORE: self.shared.url(f"{database}_mlflow", "+psycopg2"),
             OPERATORS_ARTIFACTS: artifacts if "://" in artifacts else Path(artifacts).as_uri(),
         }
         for name, value in variables.items():
@@ -363,7 +366,10 @@ class Settings(_Section):
         where, _, function = (stated.entrypoint or "").rpartition(":")
         try:
             if not where or not function.isidentifier():
-                raise SourceRefused("entrypoint", "write the entrypoint as file.py:function")
+                raise SourceRefused(
+                    "entrypoint",
+                    "write the entrypoint as file.py:function, or with `path` as module:function",
+                )
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
             # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
@@ -486,9 +492,8 @@ def load_settings(file: Path | None = None) -> Settings:
     for name, workload in settings.workloads.items():
         if workload.entrypoint is not None:
             settings.source(name)
-        if isinstance(
-            workload.transformer, dict
-        ):  # a missing config.json must not stop `srift reap`
+        # A missing config.json must not stop `srift reap`, so only tables are checked here.
+        if isinstance(workload.transformer, dict):
             settings.shape(name)
     return settings
 

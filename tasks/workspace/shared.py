@@ -18,5 +18,5 @@ def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Wareho
     patience: dict[str, Any] = {} if wait_s is None else {"wait_s": wait_s}
     if not shared.host:
         return Warehouse(path, **patience)
-    server = shared.model_dump(exclude={"data", "dask"})
-    return SharedWarehouse(path, Lake(**server, data=settings.shared_data("warehouse")), **patience)
+    lake = Lake(url=shared.url(shared.database), data=settings.shared_data("warehouse"))
+    return SharedWarehouse(path, lake, **patience)

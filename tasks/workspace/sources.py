@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Source:
     entry: str
     module: str = ""
     requirements: str = ""
-    left_out: tuple[str, ...] = ()
+    left_out: Sequence[str] = ()
 
     @property
     def packed(self) -> bool:
@@ -140,7 +140,7 @@ def folder_source(
         entry=entry,
         module=module,
         requirements=requirements,
-        left_out=tuple(left_out),
+        left_out=left_out,
     )
 
 

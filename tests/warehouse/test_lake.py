@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from tasks.workspace.settings import Shared
 from tests import postgres
 from tests.warehouse.builders import (
     DEFINED,
@@ -48,9 +49,8 @@ def server():
 def lake(server, tmp_path):
     database = f"lake{next(_number)}"
     postgres.create(server, database)
-    return Lake(
-        host=server, port=5432, user=postgres.USER, database=database, data=str(tmp_path / "lake")
-    )
+    data = str(tmp_path / "lake")
+    return Lake(url=Shared(host=server, data=data).url(database), data=data)
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ from warehouse.append import append_records, note_workloads
 from warehouse.lake import Lake, SharedWarehouse
 from warehouse.publication import publish
 
-host, database, data, n = sys.argv[1:]
-lake = Lake(host=host, port=5432, user="{postgres.USER}", database=database, data=data)
+url, data, n = sys.argv[1:]
+lake = Lake(url=url, data=data)
 warehouse = SharedWarehouse(Path(data) / f"home{{n}}" / "warehouse.duckdb", lake)
 sys.stdin.readline()
 warehouse.create()
@@ -201,7 +201,7 @@ for turn in range({ROUNDS}):
 def test_eight_writers_at_once_lose_nothing_and_store_nothing_twice(lake, tmp_path):
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, lake.host, lake.database, lake.data, str(n)],
+            [sys.executable, "-c", WRITER, lake.url, lake.data, str(n)],
             stdin=subprocess.PIPE,
             text=True,
         )
