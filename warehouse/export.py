@@ -61,8 +61,8 @@ _COMMENTS = """
 """
 
 
-def export(warehouse: Warehouse, folder: Path) -> None:
-    """Replace the published files in `folder`.
+def export(warehouse: Warehouse, folder: Path) -> list[Path]:
+    """Replace the published files in `folder`, and return their paths.
 
     The files are recommendations.duckdb, and a .parquet and a .csv file for each name in FILES.
     Raises WarehouseError or OSError, and keeps the previous files, if a file cannot be written.
@@ -79,6 +79,7 @@ def export(warehouse: Warehouse, folder: Path) -> None:
             fsync(_beside(target))
         for target in targets:
             os.replace(_beside(target), target)
+    return targets
 
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:

@@ -248,11 +248,11 @@ def lock(connection: Connection, key: int, wait_s: float) -> None:
     # The session idles while it holds the lock. With these keepalives, PostgreSQL detects a dead
     # client machine after one minute instead of two hours.
     settings = (
-        f"select set_config('lock_timeout', '{wait_ms}', true),"
+        f"select concat(set_config('lock_timeout', '{wait_ms}', true),"
         " set_config('idle_in_transaction_session_timeout', '0', true),"
         " set_config('tcp_keepalives_idle', '30', true),"
         " set_config('tcp_keepalives_interval', '10', true),"
-        " set_config('tcp_keepalives_count', '3', true)"
+        " set_config('tcp_keepalives_count', '3', true))"
     )
     _ask(connection, settings)
     _ask(connection, f"select pg_advisory_xact_lock({key})::text")
