@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -182,8 +184,8 @@ class Warehouse:
             partial = self.path.with_name(f".{self.path.name}.restored")
             shutil.copyfile(self.backup, partial)
             fsync(partial)
-            # A link keeps the damaged file at its path until the backup replaces it. If the path had
-            # no file, a concurrent command would create an empty warehouse.
+            # A link keeps the damaged file at its path until the backup replaces it. If the path
+            # had no file, a concurrent command would create an empty warehouse.
             # The write-ahead log belongs to the damaged file, so it moves with that file.
             log = f"{self.path}.wal"
             for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
@@ -219,27 +221,21 @@ class Warehouse:
 
         Raises WarehouseBusy if the other process does not release the file in time.
         """
-        import tenacity  # imports asyncio and ssl, which reading published rows does not need
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: _LOCKED in str(error)),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            stop=tenacity.stop_after_delay(self._wait_s),
-            reraise=True,
-        )
-        try:
-            return retrying(
-                duckdb.connect, str(self.path), read_only=read_only, config=NO_DOWNLOADS
-            )
-        except duckdb.IOException as error:
-            if _LOCKED not in str(error):
-                raise
-            holder = re.search(r"PID (\d+)", str(error))
-            process = f"process {holder[1]}" if holder else "another process"
-            raise WarehouseBusy(
-                f"{self.path}: {process} has held the file for {self._wait_s:g} s; nothing was"
-                " changed. Wait until that process ends, or end it, and try again"
-            ) from error
+        give_up = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return duckdb.connect(self.path, read_only=read_only, config=NO_DOWNLOADS)
+            except duckdb.IOException as error:
+                if _LOCKED not in str(error):
+                    raise
+                if time.monotonic() >= give_up:
+                    holder = re.search(r"PID (\d+)", str(error))
+                    process = f"process {holder[1]}" if holder else "another process"
+                    raise WarehouseBusy(
+                        f"{self.path}: {process} has held the file for {self._wait_s:g} s; nothing"
+                        " was changed. Wait until that process ends, or end it, and try again"
+                    ) from error
+            time.sleep(random.uniform(0.02, 0.5))  # random, so that waiting processes take turns
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
         near = _near(left["features"], right["features"], length)
         yield None, same["mode"] * outer(name) * near
     # the covariance of a random walk over the doublings
-    beyond = np.minimum.outer(left["beyond"], right["beyond"])
+    beyond: FloatArray = np.minimum(left["beyond"][:, None], right["beyond"])
     yield None, _BEYOND_SD**2 * same["link"] * beyond
     if Y is None:
         yield "noise of one device", np.diag(left["noise"])

@@ -217,7 +217,7 @@ def test_a_backtest_reports_and_writes_its_predictions_alone(new):
         ("import flows.cli", "pandas numpy pydantic prefect mlflow boto3 torch"),
         (
             "import flows.cli, warehouse.export, tasks.workspace.settings, tasks.reporting.tables",
-            "numpy pandas scipy asyncio tenacity",
+            "numpy pandas scipy asyncio",
         ),
         (
             "import flows.cli, tasks.recommendation.answer, tasks.recommendation.sizing",

@@ -78,7 +78,7 @@ def test_a_writer_waits_until_another_process_is_done(warehouse, holder, monkeyp
         waits.append(seconds)
         holder.communicate("\n")
 
-    monkeypatch.setattr("tenacity.nap.time.sleep", wait)
+    monkeypatch.setattr("time.sleep", wait)
     with warehouse.transact() as connection:
         connection.execute(TIMING)
     assert len(waits) == 1

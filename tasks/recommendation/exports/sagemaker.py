@@ -8,8 +8,8 @@ from ...providers.ec2.api import shape_of
 from .selection import ExportRefused, RankedCluster, Selection
 
 MAX_RUNTIME_S = 28 * 86400  # SageMaker's limit on the duration of a training job
-# The runtime limit is this factor times the 90th percentile of the hours. Only jobs that hang should
-# reach the limit, because a stopped job costs money and produces nothing.
+# The runtime limit is this factor times the 90th percentile of the hours. Only jobs that hang
+# should reach the limit, because a stopped job costs money and produces nothing.
 RUNTIME_LIMIT_FACTOR = 2.0
 
 
