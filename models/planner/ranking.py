@@ -133,11 +133,11 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
     if not len(best):
         return [_infeasible(workload, goal, costs, usable)]
-    p_best = _chance_of_best(goal, costs, best)
     tempted = usable & missing & (objective < objective[best[0]])
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
-    near_misses = best_of_each(costs.cluster, closest[tempted[closest]])
+    near_misses = best_of_each(costs.cluster, closest[tempted[closest]])[:CLUSTERS_COMPARED]
+    p_best = _chance_of_best(goal, costs, np.concatenate([best, near_misses]))
     tempting = near_misses[: max(1, top // 4)].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
     ranked = [*shown, *tempting][:top]
