@@ -206,6 +206,16 @@ _RATES = {
 }
 
 
+@cache
+def _data_sheet(kind: str, precision: str) -> Sheet | None:
+    """Return the entry of `kind` in the table of data sheets; None without an entry."""
+    table = data_sheets()
+    if kind not in table.index:
+        return None
+    rate = table[_RATES[precision]].fillna(table["fp32_tflops"])
+    return Sheet(float(table["bandwidth_gbytes_s"][kind]), float(rate[kind]), 1.0)
+
+
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
     """Return the memory bandwidth and the peak TFLOP/s of a kind of device at a precision.
 
@@ -216,10 +226,8 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
        the rate. The `confidence` of this Sheet is below 1, except for a CPU of known speed.
     3. the Sheet UNKNOWN
     """
-    table = data_sheets()
-    if kind in table.index:
-        rate = table[_RATES[precision]].fillna(table["fp32_tflops"])
-        return Sheet(float(table["bandwidth_gbytes_s"][kind]), float(rate[kind]), 1.0)
+    if (sheet := _data_sheet(kind, precision)) is not None:
+        return sheet
     for name, machine in machines.items():
         if device_kind(name, machine) != kind:
             continue
