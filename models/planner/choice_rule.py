@@ -91,9 +91,9 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 
 
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
-    """Return the log objective of each setup plus the penalty for exceeding the limit.
+    """Return the log objective of each setup plus a penalty for its expected excess over the limit.
 
-    `meeting` has the expected excess over the limit. The goal's `p_required` is ignored.
+    The excess is `meeting.overshoot`. The probability that the goal requires has no effect.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 

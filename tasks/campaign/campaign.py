@@ -315,10 +315,10 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    If `allowance` refuses the launch, or if the data of all its workloads are missing, no machine
-    is acquired. Workloads without their data are added to `tally.lacking`. The caller loads the
-    machines' records from the mailbox (a folder or S3 prefix). If an exception or Ctrl-C stops the
-    launch, this function loads the records.
+    No machine is acquired if a cap of time or money forbids the launch (budget.py), or if the data
+    of all its workloads are missing. Workloads without their data are added to `tally.lacking`.
+    After a normal return, the caller loads the machines' records from the mailbox (a folder or S3
+    prefix) into the warehouse. After an exception or Ctrl-C, this function loads them.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)

@@ -153,7 +153,7 @@ class Launch(Worker):
     """
 
     def __init__(self) -> None:
-        """Join the process groups of all ranks and of each run, and warm up torch.
+        """Create a process group of all ranks and a process group for each run; warm up torch.
 
         Raises RuntimeError if the machine lacks the devices that the plan expects.
         """

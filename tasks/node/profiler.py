@@ -141,10 +141,10 @@ def _loading(before: list[float], after: list[float], batch: int) -> tuple[float
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield the numbers of repeats of a measurement, from 0, for about `max_s` seconds.
+    """Yield 0, 1, 2, ...: an index for each repeat of a measurement.
 
-    The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
-    repeats follow.
+    The first `left_out` repeats are a warm-up. At least _MIN_REPEATS repeats follow. Then the
+    indices end after `max_s` seconds, or after _MAX_REPEATS repeats.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):

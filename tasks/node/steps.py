@@ -78,8 +78,9 @@ class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
     step: takes one optimizer step and returns its loss.
-    losses: the loss of each step that communicated gradients.
-    elapsed_s: seconds of all accepted blocks, with barriers and the start of loader workers.
+    losses: the loss of each step. Steps timed without communication are left out.
+    elapsed_s: seconds of all blocks that were not repeated, including barriers and the start of
+        loader workers.
     """
 
     step: Callable[..., float]

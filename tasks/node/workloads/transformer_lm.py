@@ -1,4 +1,4 @@
-"""Build a decoder-only language model with gradients of medium size, on synthetic text."""
+"""Build a decoder-only language model and batches of synthetic text."""
 
 from typing import Any
 
