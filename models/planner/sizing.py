@@ -168,11 +168,11 @@ class Scale(NamedTuple):
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
-    """Return a Scale for each mode, instance type and number of devices used per machine.
+    """Return the step times of `workload` for each mode, instance type and devices per machine.
 
     Runs on unequal machines, and in modes that need several devices, are left out. If a batch was
-    not measured on a single device, its step time comes from a profile. `devices` has the number of
-    devices of each instance type, for runs without a layout.
+    not measured on a single device, the step time on a single device comes from a profile.
+    `devices` has the number of devices of each instance type, for runs without a layout.
     """
     # Step times by mode, instance type, devices_each, size, micro-batch and accumulation steps.
     measured: dict[tuple[Mode, str, int, int, float, int], list[float]] = defaultdict(list)

@@ -274,9 +274,10 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs of the distinct measured points, and the sum of `weights` of each.
+        """Return the inputs of each measured point, and the sum of the `weights` of its rows.
 
-        A point is a workload in a mode, on a kind of device, with a batch.
+        A point is a workload in a mode, on a kind of device, with a batch. Several rows may have
+        the same point, on clusters of different sizes.
         """
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)

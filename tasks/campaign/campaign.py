@@ -111,10 +111,10 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Launches are chosen from all measurements so far. With a model in use (`champion`), the next
-    choice follows each launch. Without a model, it follows a whole list of launches. If [campaign]
-    elastic_runs is set, the last launches measure how much time a workload loses when a local
-    machine is lost.
+    Launches are chosen from all measurements so far. With a model in use (`champion`), each launch
+    is chosen after the results of the launch before. Without a model, a list of launches is chosen
+    at once. If [campaign] elastic_runs is set, the last launches measure how much time a workload
+    loses when a local machine is lost.
     """
     lists = 0
     while lists < MOST_LISTS:

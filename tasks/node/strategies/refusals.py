@@ -151,8 +151,8 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
             )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: a rank lacks some tables, but {kind.__name__} may compute across"
-            " weights; use ddp, or an optimizer of torch"
+            f"strategy {name}: each rank has some of the embedding tables only, and"
+            f" {kind.__name__} may need all weights; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

@@ -348,9 +348,9 @@ class Ec2Cluster(RunningCluster):
         """Replace the machine with this rank.
 
         The old machine is ended first, so that the cost per hour never exceeds the cluster's price.
-        Returns False if the old machine does not end or EC2 refuses the new machine. Raises
-        AwsRefused if AWS refuses to end the old machine, and NoCapacity if the machines' deadline
-        has passed.
+        Returns False if the old machine still runs after a wait, or if EC2 refuses the new machine.
+        Raises AwsRefused if AWS refuses the request to end the old machine, and NoCapacity if the
+        machines' deadline has passed.
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]

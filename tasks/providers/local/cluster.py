@@ -94,7 +94,7 @@ class LocalCluster(RunningCluster):
             return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
-        """Return this computer's Unix time, because the hosts' files are on this computer."""
+        """Return the Unix time of this computer, whose clock also stamps the hosts' files."""
         return time.time()
 
     def replace(self, node: int) -> bool:

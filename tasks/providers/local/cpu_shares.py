@@ -45,12 +45,11 @@ class CpuShares:
         return cores == int(cores) >= 1 if self.why_not else cores > 0
 
     def add(self, name: str, pids: Collection[int], cores: float) -> None:
-        """Move a host's processes to a new cgroup, or pin the processes if quotas cannot be set.
+        """Prepare the limit of a host's processes to `cores` CPU cores.
 
-        name: name of the cgroup.
-        cores: number of free cores to which the processes are pinned.
-        Raises OSError if the cgroup cannot be created or joined, and NoCapacity if too few cores
-        are free.
+        The processes move to a new cgroup, `name`. If this user cannot set CPU quotas, they are
+        pinned to free cores instead. Raises OSError if the cgroup cannot be created or joined, and
+        NoCapacity if too few cores are free.
         """
         if self.why_not:
             _pin(pids, cores)
