@@ -26,7 +26,7 @@ from .shared import open_warehouse
 if TYPE_CHECKING:
     import pandas as pd
 
-PROVIDERS = ("local", "ec2")
+PROVIDERS = {"local": False, "ec2": True}  # {name: True if its machines cost dollars}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def spends_money(name: str) -> bool:
     """
     if name not in PROVIDERS:
         raise SettingsError(f"unknown provider {name!r}; {nearest_names(name, PROVIDERS)}")
-    return name == "ec2"
+    return PROVIDERS[name]
 
 
 def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, str]]]:

@@ -47,7 +47,7 @@ class Asked:
     def note(self, case):
         self.workloads.append(case.workload)
         return replace(
-            nothing(case.workload), rows=[{"goal": goal.goal} for goal in case.workload.goals]
+            nothing(case.workload, ""), rows=[{"goal": goal.goal} for goal in case.workload.goals]
         )
 
     def answer(self, workload, **words):
