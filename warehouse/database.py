@@ -221,7 +221,7 @@ class Warehouse:
 
         Raises WarehouseBusy if the other process does not release the file in time.
         """
-        give_up = time.monotonic() + self._wait_s
+        give_up, pause_s = time.monotonic() + self._wait_s, 0.05
         while True:
             try:
                 return duckdb.connect(self.path, read_only=read_only, config=NO_DOWNLOADS)
@@ -235,7 +235,8 @@ class Warehouse:
                         f"{self.path}: {process} has held the file for {self._wait_s:g} s; nothing"
                         " was changed. Wait until that process ends, or end it, and try again"
                     ) from error
-            time.sleep(random.uniform(0.02, 0.5))  # random, so that waiting processes take turns
+            time.sleep(random.uniform(0.0, pause_s))  # random, so that waiting processes take turns
+            pause_s = min(2 * pause_s, 1.0)
 
 
 @contextmanager
@@ -333,10 +334,10 @@ def schema_digest(connection: Connection) -> str | None:
     Returns None if the database is empty.
     """
     try:
-        [(digest,)] = connection.execute("select digest from srift_schema").fetchall()
+        row = connection.execute("select digest from srift_schema").fetchone()
     except duckdb.CatalogException:
         return None
-    return str(digest)
+    return str(row[0]) if row else None
 
 
 def create_views(connection: Connection, only: frozenset[str] | None = None) -> None:

@@ -320,7 +320,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
         if rows["batch"].nunique() >= _LEAST_PROFILED:
             seconds = rows["seconds"].to_numpy(float)
             slope, intercept = np.polyfit(rows["batch"], seconds, 1, w=1 / seconds)
-            if slope > 0:
+            if slope > 1e-12:  # equal seconds give a slope of rounding error
                 lines[key] = (max(intercept, 0.0), slope)
     return lines
 

@@ -23,7 +23,8 @@ from ..step_time import field_terms
 from . import explanations as explain
 from .choice_rule import drawn_meeting, known_meeting, losses, misses
 
-CLUSTERS_COMPARED = 50  # p_best is computed among at most this many clusters, the best first
+# p_best compares at most this many clusters that keep the limit, and as many near misses.
+CLUSTERS_COMPARED = 50
 _PARTS = ("compute_s", "communication_s", "exposed_communication_s", "input_s")
 COLUMNS = (
     "workload",
@@ -137,7 +138,9 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
     near_misses = best_of_each(costs.cluster, closest[tempted[closest]])[:CLUSTERS_COMPARED]
-    p_best = _chance_of_best(goal, costs, np.concatenate([best, near_misses]))
+    # With `p_required`, a near miss that keeps the limit by good luck would still be no choice.
+    rivals = best if goal.p_required else np.concatenate([best, near_misses])
+    p_best = _chance_of_best(goal, costs, rivals)
     tempting = near_misses[: max(1, top // 4)].tolist()
     shown = best[: max(1, top - len(tempting))].tolist()
     ranked = [*shown, *tempting][:top]

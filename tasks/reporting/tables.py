@@ -136,7 +136,7 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 COLUMN_LEGEND = (
     "p ok: probability of meeting the deadline or budget; p best: probability of being the best of"
-    " the 50 nearest candidates; a doubling: a factor of two in batch, devices or machines"
+    " the nearest candidates; a doubling: a factor of two in batch, devices or machines"
 )
 _RECOMMENDED = """
     goal: {goal}

@@ -87,8 +87,16 @@ def test_without_a_required_probability_the_least_loss_of_even_odds_wins(goal, t
         assert (row["status"] == "misses_constraint") == (row["p_meets_constraint"] < 0.5)
 
 
-def test_the_best_is_what_the_rule_would_choose_if_times_were_known():
-    goal = Goal(goal="cheapest_within_deadline", hours=3.0)
+@pytest.mark.parametrize(
+    ("late", "required", "expected"),
+    [
+        (10, None, {"1xsmall": 0.9, "1xmedium": 0.1}),
+        (60, None, {"1xmedium": 0.6, "1xsmall": 0.4}),
+        (60, 0.6, {"1xmedium": 1.0, "1xsmall": 0.0}),
+    ],
+)
+def test_the_best_is_what_the_rule_would_choose_if_times_were_known(late, required, expected):
+    goal = Goal(goal="cheapest_within_deadline", hours=3.0, p_required=required)
     job = workload("mlp", 64, None, goal, samples=64 * 3600)
     plain = Setup(
         workload="mlp",
@@ -97,10 +105,11 @@ def test_the_best_is_what_the_rule_would_choose_if_times_were_known():
         batch_per_device=(64,),
     )
     pair = [plain, replace(plain, cluster=Cluster(members=(offer("medium"),)))]
-    draws = np.array([[2.0] * 90 + [3.05] * 10, [1.2] * 100])  # hours of work; $0.06 and $0.066
+    # hours of work; $0.06 and $0.066
+    draws = np.array([[2.0] * (100 - late) + [3.05] * late, [1.2] * 100])
     costs = job_costs(job, pair, MODEL.predict(frame(pair)).assign(step_s=[2.0, 1.2]), draws)
-    found = [(row["cluster"], row["p_best"]) for row in recommend(job, costs)]
-    assert found == [("1xsmall", 0.9), ("1xmedium", 0.1)]
+    found = {row["cluster"]: row["p_best"] for row in recommend(job, costs)}
+    assert found == expected and list(found) == list(expected)
 
 
 def test_an_unknown_price_is_none_and_wins_no_money_goal():
