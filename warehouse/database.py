@@ -235,7 +235,8 @@ class Warehouse:
                         f"{self.path}: {process} has held the file for {self._wait_s:g} s; nothing"
                         " was changed. Wait until that process ends, or end it, and try again"
                     ) from error
-            time.sleep(random.uniform(0.0, pause_s))  # random, so that waiting processes take turns
+            # Random, so that waiting processes take turns.
+            time.sleep(random.uniform(0.0, pause_s))
             pause_s = min(2 * pause_s, 1.0)
 
 

@@ -262,7 +262,9 @@ class Shared(_Section):
         host, query = quote(self.host), ""
         if "/" in self.host:  # the folder of a Unix socket
             host, query = "", f"?host={quote(self.host, safe='')}"
-        return f"postgresql{driver}://{quote(self.user, safe='')}@{host}:{self.port}/{database}{query}"
+        return (
+            f"postgresql{driver}://{quote(self.user, safe='')}@{host}:{self.port}/{database}{query}"
+        )
 
 
 class Settings(_Section):
