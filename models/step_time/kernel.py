@@ -8,7 +8,7 @@ covariance function. Spreads are hyperparameters, which learning.py learns.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy
@@ -198,37 +198,33 @@ class ResidualCovariance:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """A Gaussian process conditioned on measurements.
-
-    `weights` are K^-1 y, where K is the covariance of the measurements including noise, and y are
-    their values.
-    """
+    """A Gaussian process conditioned on measured `values` at `inputs`, with noise variances."""
 
     covariance: StepCovariance | ResidualCovariance
     inputs: FloatArray
+    values: FloatArray
     noise: FloatArray
-    weights: FloatArray
-
-    @classmethod
-    def fit(
-        cls,
-        covariance: StepCovariance | ResidualCovariance,
-        inputs: FloatArray,
-        values: FloatArray,
-        noise: FloatArray,
-    ) -> Self:
-        """Return the process conditioned on `values` at `inputs`, with noise variances `noise`."""
-        bare = cls(covariance, inputs, noise, values)
-        return cls(covariance, inputs, noise, scipy.linalg.cho_solve((bare.factor, True), values))
 
     def __getstate__(self) -> dict[str, object]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def factor(self) -> FloatArray:
-        """Return the Cholesky factor of the measurements' covariance."""
+        """Return the Cholesky factor of K, the covariance of the measurements including noise."""
         known = self.covariance(self.inputs) + np.diag(self.noise)
         return scipy.linalg.cholesky(known, lower=True)
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """Return K^-1 y, where K is the covariance of the measurements and y are their values."""
+        return scipy.linalg.cho_solve((self.factor, True), self.values)
+
+    @cached_property
+    def inverse(self) -> FloatArray:
+        """Return K^-1, where K is the covariance of the measurements including noise."""
+        lower, _ = scipy.linalg.lapack.dpotri(self.factor, lower=True)
+        found: FloatArray = np.tril(lower) + np.tril(lower, -1).T
+        return found
 
     def mean(self, X: FloatArray) -> FloatArray:
         return self.covariance(X, self.inputs) @ self.weights
@@ -242,15 +238,6 @@ class GaussianProcess:
         chunks = np.array_split(X, max(len(X) // 100, 1))
         prior = np.concatenate([np.diag(self.covariance(chunk)) for chunk in chunks])
         return cross @ self.weights, np.maximum(prior - (white**2).sum(axis=0), 0.0)
-
-    def left_out(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inverse covariance of the measurements, and standardised errors of each row.
-
-        A row's error is that of the prediction from all other rows. It is divided by the standard
-        deviation of this prediction.
-        """
-        inverse = scipy.linalg.cho_solve((self.factor, True), np.eye(len(self.factor)))
-        return inverse, self.weights / np.sqrt(np.diag(inverse))
 
 
 class StepProcess(GaussianProcess):
@@ -340,5 +327,6 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) 
     process: the current fit.
     factor: the factors that the current fit used; 1 at first.
     """
-    square = factor * process.left_out()[1] ** 2
+    # squared errors of predictions from all other rows, relative to their variances
+    square = factor * process.weights**2 / np.diag(process.inverse)
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -74,7 +74,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         reach: dict[Any, float] = pd.Series(X.ranks).groupby(X.kind).max().clip(2.0).to_dict()
         no_rows = np.zeros((0, WIDTH)), np.zeros(0), np.zeros(0)
         log_spreads = LOG_SPREADS
-        process = StepProcess.fit(StepCovariance(log_spreads), *no_rows)
+        process = StepProcess(StepCovariance(log_spreads), *no_rows)
         found = Posterior(reach=reach, process=process)
         for turn, looser in enumerate(_LOOSER):
             linear, noise_factor = found.linear(rows), outlying / weight[picked]
@@ -91,7 +91,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if turn in _GROWTH:
                 some = np.sort(random.permutation(len(picked))[:_MOST_LEARNED])
                 log_spreads = learned_spreads(log_spreads, inputs[some], target[some], noise[some])
-            process = StepProcess.fit(StepCovariance(log_spreads), inputs, target, noise)
+            process = StepProcess(StepCovariance(log_spreads), inputs, target, noise)
             found = replace(found, process=process)
             outlying = outlying_factor(process, outlying)
         self.posterior_ = self._with_neighbours(found, X, log_s, weight, rows)

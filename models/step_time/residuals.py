@@ -106,7 +106,7 @@ def _fitted(
     features: FloatArray, residual: FloatArray, spread: FloatArray, noise: FloatArray
 ) -> GaussianProcess:
     covariance = ResidualCovariance(*spread[:2].tolist())
-    return GaussianProcess.fit(covariance, features, residual, noise)
+    return GaussianProcess(covariance, features, residual, noise)
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
@@ -117,13 +117,12 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
     """
     if len(features) < ENOUGH:
         return 1.0
-    inverse, _ = process.left_out()
     # Rows of the same cluster have common causes of errors, so they are left out together.
     cluster = np.unique(features[:, 1:].round(6), axis=0, return_inverse=True)[1].reshape(-1)
     away = np.zeros(len(features))
     for group in range(cluster.max() + 1):
         at = np.flatnonzero(cluster == group)
-        left = np.linalg.inv(inverse[np.ix_(at, at)])
+        left = np.linalg.inv(process.inverse[np.ix_(at, at)])
         away[at] = np.abs(left @ process.weights[at]) / np.sqrt(np.diag(left))
     return float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
@@ -142,7 +141,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
 
     process: the Gaussian process that was fitted to `rows`.
     """
-    inverse, several = process.left_out()[0], rows.ranks > 1
+    several = rows.ranks > 1
     kinds = dict(zip(rows.cell[several].tolist(), rows.kind[several].tolist(), strict=True))
     freedoms = {kind: count + 1 for kind, count in Counter(kinds.values()).items()}
     found = {kind: _width_of_t(freedom) for kind, freedom in freedoms.items()}
@@ -152,7 +151,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
             continue
         at = np.flatnonzero(several & (rows.cell == cell))
         freedom, weights = freedoms[kind], process.weights[at]
-        square = float(weights @ np.linalg.solve(inverse[np.ix_(at, at)], weights))
+        square = float(weights @ np.linalg.solve(process.inverse[np.ix_(at, at)], weights))
         scale = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
         found[cell] = scale * _width_of_t(freedom + len(at))
     return found
