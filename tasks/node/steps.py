@@ -79,8 +79,8 @@ class TimedSteps:
 
     step: takes one optimizer step and returns its loss.
     losses: the loss of each step. Steps timed without communication are left out.
-    elapsed_s: seconds of all blocks that were not repeated, including barriers and the start of
-        loader workers.
+    elapsed_s: seconds of all blocks, including barriers and the start of loader workers. If a block
+        was repeated, only the repetition that was kept counts.
     """
 
     step: Callable[..., float]
