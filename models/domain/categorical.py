@@ -11,9 +11,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows, and a (rows,) array of positions in the distinct rows.
+    """Return the distinct rows in the order of their first appearance, and a (rows,) array.
 
-    The distinct rows are in the order of their first appearance.
+    The array has the position of each row among the distinct rows.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]

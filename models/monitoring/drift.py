@@ -97,7 +97,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
     - `outside`: the number of these runs
     - `since`: the time of the first of these runs
-    - `direction`: if these runs are mostly slower or mostly faster than predicted
+    - `direction`: whether these runs are mostly slower or mostly faster than predicted
     - `chance`: the probability that at least so many runs are outside their intervals without drift
     """
     above = runs["measured_s"] > runs["step_high_s"]
@@ -123,7 +123,7 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the p-value of a group of runs; 1 if the group has too few runs to test."""
+    """Return the p-value of a test for drift; 1 if the group of runs is too small for the test."""
     return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 

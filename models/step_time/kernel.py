@@ -230,7 +230,10 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the posterior mean at `X`, and variances or, if `joint`, a covariance matrix."""
+        """Return the posterior mean at `X` and the variances.
+
+        If `joint`, the second result is the covariance matrix instead of the variances.
+        """
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
         if joint:

@@ -557,7 +557,7 @@ def print_check(found: Row) -> None:
 
 
 def print_imports(imports: Sequence[Row]) -> None:
-    """Print one line per import, also for imports that `srift forget` undid."""
+    """Print a line for each import, including the imports that `srift forget` undid."""
     if not imports:
         _print("nothing was ever imported")
     columns = """
