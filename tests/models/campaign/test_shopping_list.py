@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.campaign.candidates import Costs, Model, training_runs
+from models.campaign.candidates import Costs, Model, profiled_lines, training_runs
 from models.campaign.run_value import Knowledge, Past
 from models.campaign.shopping_list import (
     CampaignLimits,
@@ -368,3 +368,8 @@ def test_an_elastic_run_loses_a_machine_of_a_recommended_row():
 )
 def test_rows_that_cannot_lose_a_machine_have_no_elastic_run(change):
     assert elastic_launch(LIMITS, ROW | change, offers()) is None
+
+
+def test_equal_seconds_at_all_batches_give_no_line():
+    rows = pd.DataFrame({"batch": [16, 32, 64, 128], "forward_s": 0.1, "backward_s": 0.2})
+    assert profiled_lines(rows.assign(workload="net", instance_type="small")) == {}

@@ -3,11 +3,12 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tasks.providers.ec2.settings import AMI_PARAMETER
-from tasks.workspace.settings import IMPORTED, SettingsError, load_settings
+from tasks.workspace.settings import IMPORTED, SettingsError, Shared, load_settings
 from tasks.workspace.shared import open_warehouse
 from tasks.workspace.workspace import open_workspace, refuse_to_spend
 from warehouse.lake import SharedWarehouse
@@ -195,6 +196,11 @@ def test_the_shared_stores_are_named_without_a_password(project, monkeypatch):
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": "s3://bucket/srift/mlflow",
     }
     assert isinstance(open_warehouse(load_settings()), SharedWarehouse)
+
+
+def test_a_slash_in_a_user_does_not_change_the_host():
+    shared = Shared(host="db", user="team/x", data="/data")
+    assert urlsplit(shared.url("srift")).hostname == "db"
 
 
 def test_the_image_of_ec2_has_the_pinned_torch():
