@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
+DEV    := $(VENV)/ready-to-develop
 CHECKS := $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary \
   && { $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; false; }; }
 # One process a core, two at least: the one whose tests start hosts mostly waits. Each imports for some 12 s of CPU.
@@ -24,55 +25,64 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-slow mutants check up bench clean
+.PHONY: help setup tools refresh refresh-emulated chaos test test-fast test-slow mutants check up bench develop clean
 
 help: ## the targets below
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: tools $(READY) ## virtual environment, pinned dependencies, the command `srift`
 
+develop: tools $(DEV) ## the same, and what the tests and benchmarks need
+
 refresh: setup ## the main job, once: ARGS="--max-usd 0" is passed on to `srift refresh`
 	@$(BIN)/srift refresh $(ARGS)
 
-refresh-emulated: setup ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 10 minutes)
+refresh-emulated: develop ## EC2 without AWS: real hosts behind an emulated API, from launch to table (root; about 10 minutes)
 	@$(BIN)/python -m tests.world
 
-chaos: setup ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2026" (two minutes)
+chaos: develop ## what may go wrong on EC2, seeded: ARGS="--scenarios 200 --seed 2026" (two minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-test: setup ## the checks and every test that holds a guard: PYTEST_ARGS="tests/models -x" is passed on to pytest
+test: develop ## the checks and every test that holds a guard: PYTEST_ARGS="tests/models -x" is passed on to pytest
 	@($(CHECKS)) > $(VENV)/check.log 2>&1 & checks=$$!; \
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS); tests=$$?; \
 	wait $$checks || { cat $(VENV)/check.log; exit 1; }; exit $$tests
 
-test-fast: setup ## the tests that start neither hosts nor processes
+test-fast: develop ## the tests that start neither hosts nor processes
 	$(PYTEST) -m "not local and not slow" $(PYTEST_ARGS)
 
-test-slow: setup ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
+test-slow: develop ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
-mutants: setup ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*'" (up to forty minutes)
+mutants: develop ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*'" (up to forty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-check: setup ## ruff, mypy and import-linter
+check: develop ## ruff, mypy and import-linter
 	@$(CHECKS)
 
 up: setup ## the schedule, with the Prefect and MLflow pages; Ctrl-C ends it
 	@$(BIN)/python deployments/up.py $(ARGS)
 
-bench: setup ## one benchmark by its name: NAME=held_out ARGS="--write" writes its claims into BENCHMARKS.md
+bench: develop ## one benchmark by its name: NAME=held_out ARGS="--write" writes its claims into BENCHMARKS.md
 	@PREFECT_HOME="$${SRIFT_HOME:-$$PWD/.srift}/prefect" $(BIN)/python -m tests.benchmarks.$(or $(NAME),held_out) $(ARGS)
 
 clean: ## remove the environment and the caches; the measurements in SRIFT_HOME stay
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# A stamp: done again whenever the declared or the pinned dependencies change.
+INSTALL = { test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV); } \
+  && $(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable
+
+# Stamps: done again whenever the declared or the pinned dependencies change.
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; about 2 GB and a few minutes)"
-	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) .
 	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) for development (once; about 3 GB and a few minutes)"
+	@$(INSTALL) '.[dev]'
+	@touch $(READY) $@
 
 tools:
 	@missing=; \
