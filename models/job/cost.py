@@ -98,19 +98,18 @@ def job_costs(
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
         step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
-        job_conditions: start-up, checkpoint and interruption models. The default is `Stated`, which
-            has published rates and prior durations.
+        job_conditions: start-up, checkpoint and interruption models. The default has published
+            rates and prior durations.
         seed: the seed of the draws of start-up, checkpoints and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
     work_by_draw = step_draws * step_hours[:, None]
-    compilation = job_conditions.compilation
-    compile_s = np.array([compilation.seconds(workload.name, setup.mode) for setup in setups])
+    compile_s = [job_conditions.compile_s(workload.name, setup.mode) for setup in setups]
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
     pools, counts = pools_of(clusters)
-    conditions = job_conditions.gangs(pools, counts, state_bytes).later(compile_s)
+    conditions = job_conditions.gangs(pools, counts, state_bytes).later(np.array(compile_s))
     usd_per_hour = [cluster.total_usd_per_hour for cluster in clusters]
     interruptions = expected_interruptions(work_hours, conditions)
     start_usd = np.array([cluster.start_usd for cluster in clusters])

@@ -34,7 +34,6 @@ from ..domain.numeric import FloatArray, IntArray
 from .interruption_rates import passing
 
 STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
-REPLACEMENT_S = 22.0  # prior: an elastic job on local hosts resumes after a cut link
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
 _MOST = 30.0  # largest exponent h s, so that exp is finite; a job with a larger h s never ends
 _NO_VARIANCE = 1e-6  # a smaller variance is treated as 0

@@ -128,7 +128,7 @@ def _outcome(
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
-    conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
+    conditions = conditions.later(known.compile_s(row["workload"], mode_of(row)))
     work_hours = [-(-int(row["samples"]) // int(row["global_batch"])) * step_s / 3600]
     hours, price = float(expected_hours(work_hours, conditions)[0]), row["usd_per_hour"]
     goal = Goal(

@@ -165,13 +165,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         pools = [Pool.of(one) for one in offers]
         conditions.append(supply.job_conditions.gangs(pools, bought, state_bytes))
         first += len(clusters)
-    compilation = supply.job_conditions.compilation
+    compile_s = [supply.job_conditions.compile_s(workload.name, mode) for mode in splits.modes]
     return Candidates(
         splits=splits,
         zones=zones,
         frame=pd.concat(frames, ignore_index=True),
         conditions=Conditions.joined(conditions),
-        compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
+        compile_s=np.array(compile_s),
         left_out=dict(zip(OBSTACLES, left_out.tolist(), strict=True)),
     )
 
