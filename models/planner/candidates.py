@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..domain.cluster import Offer, Pool
 from ..domain.numeric import FloatArray, IntArray
@@ -88,7 +90,7 @@ class Candidates:
         clusters = f"{self.frame['cluster'].nunique() - unpriced:,} clusters"
         return f"{clusters} (left out: {left})" if left else clusters
 
-    def column(self, name: str, rows: IntArray | slice = slice(None)) -> IntArray:
+    def column(self, name: str, rows: IntArray | slice = slice(None)) -> NDArray[Any]:
         return self.frame[name].to_numpy()[rows]
 
     def setup(self, row: int) -> Setup:

@@ -1,4 +1,4 @@
-"""Explain in words why a setup was chosen or not chosen, or why no setup is feasible."""
+"""Explain in words why a setup was chosen or not chosen, or why no setup keeps a limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ import pandas as pd
 from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
 from ..domain.setup_table import Row
-from ..domain.workload import Goal, Mode, Workload
+from ..domain.workload import Goal, Mode
 from ..job.cost import JobCosts
-from ..step_time.machine_specs import computes
-from ..step_time.model import StepTimeModel
-from .batch_split import global_batches
-from .candidates import Supply
 from .choice_rule import EVEN_ODDS, drawn_meeting
 
 _SAME = 1e-6  # relative difference below which two amounts are equal
@@ -24,7 +20,6 @@ _SAME = 1e-6  # relative difference below which two amounts are equal
 # doubling is a factor of two in batch, devices or machines.
 _MEASURED = 0.05
 _SMALL = 0.005  # probabilities below this are not mentioned
-_GIB = 2.0**30
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -148,41 +143,3 @@ def _difference(row: Row, against: Row, what: str) -> str:
         return f"equal {_UNITS[what]} ({amount(mine, what)})"
     shown = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
     return f"{shown} % {_UNITS[what]} ({amount(mine, what)} against {amount(theirs, what)})"
-
-
-def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Return a sentence that says why no machine on offer can train the workload.
-
-    The sentence has one of these reasons, or is empty:
-
-    - The devices support none of the workload's modes.
-    - The devices have too little memory.
-    - The global batch cannot be divided equally among the devices of a machine.
-    """
-    types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
-    if not any(computes(one.device, mode) for one in types for mode in workload.modes):
-        precisions = dict.fromkeys(mode.precision for mode in workload.modes)
-        return f"no device on offer supports {' or '.join(precisions)}"
-    needed = [
-        min(
-            model.memory.needs(
-                workload.name, mode, one.name, supply.max_hosts * one.devices
-            ).peak_bytes(1)
-            for mode in workload.modes
-        )
-        for one in types
-    ]
-    if all(least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)):
-        return (
-            "no device on offer has enough memory for one sample of this workload: about"
-            f" {min(needed) / _GIB:.3g} GiB are needed, and the largest device has"
-            f" {max(one.device_memory_gib for one in types):.3g} GiB"
-        )
-    counts = sorted({one.devices for one in types})
-    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
-    if any(total % count == 0 for total in totals for count in counts):
-        return ""
-    return (
-        f"no machine on offer can divide a global batch of {' or '.join(map(str, totals))} equally"
-        f" among its devices: use a multiple of {' or '.join(map(str, counts))}"
-    )

@@ -7,17 +7,15 @@ A joint draw has a step time, start-up, checkpoints and interruptions for every 
 only step times are drawn.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
 from ..domain.numeric import BoolArray, IntArray, to_rounding
-from ..domain.setup_table import Row, runs_by_key, setup_key
-from ..domain.workload import Goal, Setup, Workload
+from ..domain.setup_table import Row
+from ..domain.workload import Goal, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
 from . import explanations as explain
@@ -72,13 +70,7 @@ COLUMNS = (
 
 
 def recommend(
-    workload: Workload,
-    costs: JobCosts,
-    *,
-    runs: pd.DataFrame | None = None,
-    top: int = 5,
-    clusters: str = "all clusters",
-    notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
+    workload: Workload, costs: JobCosts, *, top: int = 5, clusters: str = "all clusters"
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -94,34 +86,20 @@ def recommend(
     "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.
 
     If no setup is possible for a goal, the goal has a single row with the status "infeasible" or
-    "no_price". The reason in the row says what would be feasible. The additional column `offers`
-    has the offers of the row's machines.
+    "no_price". The reason in the row says what would be feasible. The additional columns `setup`
+    and `offers` have the row's setup and the offers of its machines.
 
     Args:
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
-        runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal, without the rows of item 4.
         clusters: a phrase about the clusters compared, for the explanation.
-        notes: a function that returns further text for the reason of each setup.
     """
-    rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
-    shown = [row for row in rows if row["cluster"] is not None]
-    setups = [costs.setups[row.pop("at")] for row in shown]
-    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
-    measured = runs_by_key(types, pd.DataFrame() if runs is None else runs)
-    for row, note, setup in zip(shown, notes(setups), setups, strict=True):
-        row["measured_runs"] = measured[setup_key(setup)]
-        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
-    return rows
+    return [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of `recommend` for a single goal.
-
-    `recommend` describes `top` and `clusters`. The rows lack the column `measured_runs`. The
-    additional column `at` is the position of the setup in `costs`.
-    """
+    """Return the rows of `recommend` for a single goal."""
     objective = costs.expected(goal.objective)
     used = costs.expected(goal.used)
     other = costs.expected("hours" if goal.objective == "usd" else "usd")
@@ -150,7 +128,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     ranked += [at for at in compared if devices[at] not in seen and "+" not in devices[at]]
     rows = []
     for rank, at in enumerate(ranked, start=1):
-        row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
+        row = _row(workload, goal, costs, at) | {"setup": costs.setups[at], "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
         row["p_meets_constraint"] = float(meeting.chance[at]) if goal.constraint else None
         row["p_best"] = p_best.get(at, 0.0)
