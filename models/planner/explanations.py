@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
 from ..domain.setup_table import Row
 from ..domain.workload import Goal, Mode
 from ..job.cost import JobCosts
-from .choice_rule import EVEN_ODDS, drawn_meeting
+from .choice_rule import EVEN_ODDS
 
 _SAME = 1e-6  # relative difference below which two amounts are equal
 # A setup counts as measured if it is less than this many doublings away from a measurement. A
 # doubling is a factor of two in batch, devices or machines.
 _MEASURED = 0.05
-_SMALL = 0.005  # probabilities below this are not mentioned
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -42,11 +40,15 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     return shown.format(f"{number:,.{decimals}f}")
 
 
-def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
+def winner(
+    row: Row, rival: Row | None, goal: Goal, predicted: pd.Series[Any], *, clusters: str
+) -> str:
     """Return a text that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row; None if there is none. `clusters` is a phrase that says how many
-    clusters were compared and left out.
+    `rival` is the second-best row; None if there is none. `predicted` is the prediction of the
+    setup, with the distance to the nearest measurement. If reading the input is the bottleneck, the
+    text says what would help. `clusters` is a phrase that says how many clusters were compared and
+    left out.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -62,24 +64,14 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
         said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}{but}")
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
-    return "; ".join(said)
-
-
-def nearest(predicted: pd.Series[Any]) -> str:
-    """Return phrases about the input and about the nearest measurement; each starts with "; ".
-
-    `predicted` is the prediction of a setup. If reading the input is its bottleneck, a phrase says
-    what would help. The other phrase has the distance from the setup to the nearest measurement.
-    """
-    said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
-        said += f"; more {predicted['input_by']} would help"
+        said.append(f"more {predicted['input_by']} would help")
     doublings = float(predicted.get("nearest_doublings", np.nan))
     if doublings < _MEASURED:
-        said += "; this setup was measured"
+        said.append("this setup was measured")
     elif np.isfinite(doublings):
-        said += f"; nearest measurement {doublings:.1f} doublings away"
-    return said
+        said.append(f"nearest measurement {doublings:.1f} doublings away")
+    return "; ".join(said)
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
@@ -98,31 +90,21 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     return f"{behind} and {extra} against {named(first)}; {best}"
 
 
-def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
+def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability. It also
-    names the cluster that is most likely to keep the stated limit, if its probability is at least
-    0.5 %. `order` has the positions in `costs` to consider.
+    The text names the lowest limit that a cluster keeps with the required probability. `usable`
+    has the positions in `costs` to consider.
     """
-    what, limit = goal.used, goal.limit
+    what = goal.used
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    drawn = costs.drawn(what)[order]
-    needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance
-    asked, least = amount(limit, what), amount(needed.min(), what, up=True)
-    near = _cluster(costs.setups[order[int(needed.argmin())]].cluster)
-    said = f"no cluster on offer meets {asked} with {required:.0%} probability; "
-    said += f"the nearest, {near}, would meet a {_LIMITS[what]} of {least}"
-    if chance.max() < _SMALL:
-        return said
-    bet = int(order[chance.argmax()])
-    hours, usd = amount(costs.hours[bet], "hours"), amount(costs.expected("usd")[bet], "usd")
-    best = f"the best bet, {_cluster(costs.setups[bet].cluster)}, meets {asked}"
-    return f"{said}; {best} with {chance.max():.0%} probability, at {hours} and {usd}"
-
-
-def _cluster(cluster: Cluster) -> str:
-    return f"{cluster.name} ({cluster.market})"
+    needed = np.quantile(costs.drawn(what)[usable], required, axis=1)
+    asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
+    near = costs.setups[usable[int(needed.argmin())]].cluster
+    return (
+        f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
+        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}"
+    )
 
 
 def named(row: Row) -> str:

@@ -40,7 +40,8 @@ class Recommendation:
 
     Attributes:
         rows: rows of the published table for each goal.
-        frontier: rows on the Pareto frontier of expected hours and dollars.
+        frontier: rows on the Pareto frontier of expected hours and dollars, with the probability
+            of keeping the first goal's limit.
         ranked: the setups that were ranked with joint draws of step times.
         candidates: the number of setups enumerated.
     """
@@ -109,7 +110,7 @@ def plan(
         _complete(shown, workload, supply, model, pd.DataFrame() if runs is None else runs)
     return Recommendation(
         rows=published,
-        frontier=_frontier(costs, np.searchsorted(rows, front), goals),
+        frontier=_frontier(costs, np.searchsorted(rows, front), goals[0]),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),
     )
@@ -272,15 +273,13 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
     return order
 
 
-def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
+def _frontier(costs: JobCosts, front: IntArray, goal: Goal) -> list[Row]:
     """Return a row for each setup at positions `front`, which form the Pareto frontier.
 
-    If exactly one goal has a limit, each row has the probability of keeping that limit.
+    Each row has the probability of keeping the limit of `goal`, or None if `goal` has no limit.
     """
-    rows = [summary(costs, at) | {"p_meets_constraint": None} for at in front.tolist()]
-    limited = [goal for goal in goals if goal.constraint is not None]
-    if len(limited) == 1:
-        meeting = drawn_meeting(costs.drawn(limited[0].used)[front], limited[0].limit)
-        for row, chance in zip(rows, meeting.chance.tolist(), strict=True):
-            row["p_meets_constraint"] = chance
-    return rows
+    chances = drawn_meeting(costs.drawn(goal.used)[front], goal.limit).chance.tolist()
+    return [
+        summary(costs, at) | {"p_meets_constraint": chance if goal.constraint else None}
+        for at, chance in zip(front.tolist(), chances, strict=True)
+    ]

@@ -136,8 +136,8 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     first, *rest = rows
     first["status"] = "recommended"
     rival = rest[0] if len(shown) > 1 else None
-    first["reason"] = explain.winner(first, rival, goal, clusters=clusters)
-    first["reason"] += explain.nearest(costs.predictions.iloc[int(best[0])])
+    predicted = costs.predictions.iloc[int(best[0])]
+    first["reason"] = explain.winner(first, rival, goal, predicted, clusters=clusters)
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     return rows
@@ -180,8 +180,8 @@ def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArr
     if goal.constraint is None or not usable.any():
         why = "no cluster on offer has a known price; a price would help"
         return infeasible_row(workload, goal, why, "no_price")
-    order = np.argsort(costs.expected(goal.used), kind="stable")
-    return infeasible_row(workload, goal, explain.infeasible(goal, costs, order[usable[order]]))
+    why = explain.infeasible(goal, costs, np.flatnonzero(usable))
+    return infeasible_row(workload, goal, why)
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
