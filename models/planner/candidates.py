@@ -1,7 +1,7 @@
 """Enumerate the candidates of a workload: each batch split in each market and zone.
 
 A batch split says how many samples each device of a cluster gets. `without_beaten_zones` leaves out
-zones in which no cluster can be the best.
+zones that are unlikely to have the best cluster.
 """
 
 from __future__ import annotations
@@ -181,45 +181,21 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
     """Return the offers, in their order, without offers that need not be compared.
 
-    A zone that is beaten by another zone of the same market loses all its offers. The other zone
-    sells all its instance types, at no higher price, download cost or interruption rate.
-
-    At most `most` of the remaining zones of a market keep all their offers: the zones that are
-    cheapest for the most instance types. Every other zone keeps only the types for which it is the
-    cheapest zone.
+    The best offers of an instance type in a market have the lowest price per hour or the lowest
+    cost of downloads at the start. At most `most` zones of a market keep all their offers: the
+    zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
+    are not compared, because the published rates differ too little to outweigh a price.
     """
-    kept: list[dict[str, Offer]] = []
-    for group in sold_together(offers):
-        if not any(_beats(other, group) for other in kept):
-            kept = [other for other in kept if not _beats(group, other)] + [group]
-    cheapest: dict[tuple[str, str], Offer] = {}
-    left = [offer for group in kept for offer in group.values()]
-    for offer in sorted(left, key=price_or_inf):
-        cheapest.setdefault((offer.market, offer.instance_type.name), offer)
-    wins = Counter(map(zone_of, cheapest.values()))
-    zones = sorted(set(map(zone_of, left)), key=lambda at: (at[0], -wins[at], at))
+    by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
+    by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))
+    best: set[Offer] = set()
+    for ordered in (by_price, by_start):
+        first: dict[tuple[str, str], Offer] = {}
+        for offer in ordered:
+            first.setdefault((offer.market, offer.instance_type.name), offer)
+        best.update(first.values())
+    wins = Counter(map(zone_of, best))
+    zones = sorted(wins, key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
     whole = {zone for _, group in by_market for zone in islice(group, most)}
-    return [
-        one
-        for one in offers
-        if zone_of(one) in whole
-        or zone_of(one) == zone_of(cheapest[one.market, one.instance_type.name])
-    ]
-
-
-def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` sells all types of `theirs`, none at a higher price or risk.
-
-    Each argument maps instance types to the offers of one market and zone. The price per hour, the
-    cost of downloads at the start, and the interruption rate are compared. Zones of different
-    markets never beat each other.
-    """
-    return all(
-        (own := ours.get(name)) is not None
-        and own.market == offer.market
-        and price_or_inf(own) <= price_or_inf(offer)
-        and own.start_usd <= offer.start_usd
-        and own.interruptions_per_hour <= offer.interruptions_per_hour
-        for name, offer in theirs.items()
-    )
+    return [one for one in offers if one in best or zone_of(one) in whole]

@@ -85,7 +85,7 @@ def plan(
     looked = replace(found, frame=found.frame.iloc[best])
     splits = np.unique(looked.column("split"))
     arrays = found.splits.arrays(splits)
-    predictions = model.predict_arrays(arrays)
+    predictions = model.predict_arrays(arrays).set_axis(splits)
     barred = unproven(model, arrays, predictions, found.splits.modes)
     step_s = np.full(len(found.splits), np.nan)  # NaN: not predicted, or may not be chosen
     step_s[splits] = predictions["step_s"].where(~barred)
@@ -99,7 +99,7 @@ def plan(
     costs = job_costs(
         workload,
         setups,
-        predictions.iloc[np.searchsorted(splits, judged)[place]],
+        predictions.loc[looked.column("split", rows)],
         draws[place],
         job_conditions=supply.job_conditions,
         seed=seed,

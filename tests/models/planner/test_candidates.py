@@ -56,11 +56,10 @@ def test_a_beaten_zone_is_left_out():
         "dearer": {"small": (1.1, 0.1), "net": (2.0, 0.1)},
         "riskier": {"small": (1.0, 0.2), "net": (2.0, 0.1)},
         "unpriced": {"small": (None, 0.1), "net": (2.0, 0.1)},
-        "safer": {"small": (1.5, 0.05)},
         "cheaper": {"net": (1.9, 0.3)},
     }
     kept = {one.zone for one in without_beaten_zones(in_zones(zones))}
-    assert kept == {"best", "safer", "cheaper"}
+    assert kept == {"best", "cheaper"}
     same = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
     other = in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")
     assert {one.zone for one in without_beaten_zones(in_zones(same) + other)} == {"m", "k"}
