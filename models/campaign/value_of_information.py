@@ -229,8 +229,9 @@ def choice_set_of(
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(sd[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions)
-    irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
+    irreducible = np.log(costs.drawn["hours"] / costs.expected_by_draw["hours"])
     fixed = costs.conditions.startup_s / 3600
+    variable = np.maximum(costs.expected["hours"] - fixed, 1e-12)
     contending = {goal: _contending(goal, costs).tolist() for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
     chosen = sorted(set().union(*contending.values()))
@@ -239,7 +240,7 @@ def choice_set_of(
             goal=goal,
             places=np.searchsorted(chosen, picked),
             fixed_hours=fixed[picked],
-            hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
+            hours_per_step_s=variable[picked] / step_s[picked],
             usd_per_hour=costs.usd_per_hour[picked],
             download_usd=costs.download_usd[picked],
             irreducible_sd=np.std(irreducible[picked], axis=1),
@@ -257,8 +258,8 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     A setup needs a known price, and a chance of at least 2 % (LEAST_CHANCE) of keeping the limit.
     """
     usable = costs.usd_per_hour > 0
-    aim = costs.expected(goal.objective)
-    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
+    aim = costs.expected[goal.objective]
+    meeting = drawn_meeting(costs.drawn[goal.used], goal.limit)
     hopeful = usable & (meeting.chance >= LEAST_CHANCE)
     log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
     loss = losses(goal, log_aim, meeting)

@@ -113,27 +113,20 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     return (conditions.startup_s / 3600 + job.running + lost).T
 
 
-def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the expected number of interruptions of jobs.
-
-    `work_hours` are the hours of training steps, of shape (clusters,) or (clusters, draws). The
-    result has the same shape.
-    """
-    return _job(work_hours, conditions).interruptions.T
-
-
-def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
-    """Return a (clusters,) array: the chance of at least one interruption.
+def interruptions(
+    work_hours: ArrayLike, conditions: Conditions, *, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return the expected number of interruptions, and the chance of at least one interruption.
 
     The chance is 1 - E[exp(-hazard x running hours)]. Running hours include checkpoints. The mean
     is taken over random hazards (interruptions per hour), which are drawn as in `drawn_hours`.
-    `work_hours` (clusters,) are the hours of training steps.
+    `work_hours` (clusters,) are the hours of training steps. Both results are (clusters,) arrays.
     """
+    job = _job(work_hours, conditions)
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
-    mean_count = conditions.hazard_per_hour * _job(work_hours, conditions).running
-    risk: FloatArray = 1.0 - np.mean(np.exp(-mean_count * rate), axis=0)
-    return risk
+    undisturbed = np.exp(-conditions.hazard_per_hour * job.running * rate)
+    return job.interruptions, 1.0 - np.mean(undisturbed, axis=0)
 
 
 def drawn_hours(

@@ -14,7 +14,6 @@ from ..domain.workload import Goal, Mode
 from ..job.cost import JobCosts
 from .choice_rule import EVEN_ODDS
 
-_SAME = 1e-6  # relative difference below which two amounts are equal
 # A setup counts as measured if it is less than this many doublings away from a measurement. A
 # doubling is a factor of two in batch, devices or machines.
 _MEASURED = 0.05
@@ -58,10 +57,9 @@ def winner(
         limit, chance = amount(goal.limit, what), row["p_meets_constraint"]
         said.append(f"meets {limit} with {chance:.0%} probability{required}")
     if rival is not None:
-        but = ""
-        if what is not None and rival[aim] < row[aim] * (1 - _SAME):
-            but = f", but meets {limit} with {rival['p_meets_constraint']:.0%} probability"
-        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}{but}")
+        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}")
+        if what is not None:
+            said[-1] += f" and meets {limit} with {rival['p_meets_constraint']:.0%} probability"
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
@@ -98,7 +96,7 @@ def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     """
     what = goal.used
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    needed = np.quantile(costs.drawn(what)[usable], required, axis=1)
+    needed = np.quantile(costs.drawn[what][usable], required, axis=1)
     asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
     near = costs.setups[usable[int(needed.argmin())]].cluster
     return (

@@ -278,7 +278,7 @@ def _frontier(costs: JobCosts, front: IntArray, goal: Goal) -> list[Row]:
 
     Each row has the probability of keeping the limit of `goal`, or None if `goal` has no limit.
     """
-    chances = drawn_meeting(costs.drawn(goal.used)[front], goal.limit).chance.tolist()
+    chances = drawn_meeting(costs.drawn[goal.used][front], goal.limit).chance.tolist()
     return [
         summary(costs, at) | {"p_meets_constraint": chance if goal.constraint else None}
         for at, chance in zip(front.tolist(), chances, strict=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
-from ..domain.numeric import BoolArray, IntArray, to_rounding
+from ..domain.numeric import IntArray, to_rounding
 from ..domain.setup_table import Row
 from ..domain.workload import Goal, Workload
 from ..job.cost import JobCosts
@@ -100,18 +100,22 @@ def recommend(
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
     """Return the rows of `recommend` for a single goal."""
-    objective = costs.expected(goal.objective)
-    used = costs.expected(goal.used)
-    other = costs.expected("hours" if goal.objective == "usd" else "usd")
+    objective = costs.expected[goal.objective]
+    used = costs.expected[goal.used]
+    other = costs.expected["hours" if goal.objective == "usd" else "usd"]
     usable = np.isfinite(objective) & np.isfinite(used)
-    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
+    meeting = drawn_meeting(costs.drawn[goal.used], goal.limit)
     missing = misses(goal, meeting.chance)
     loss = losses(goal, np.log(objective), meeting)  # not finite if a price is unknown
     order = np.lexsort((other, loss.round(9)))
     order = order[np.isfinite(loss[order])]
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
     if not len(best):
-        return [_infeasible(workload, goal, costs, usable)]
+        if goal.constraint is None or not usable.any():
+            why = "no cluster on offer has a known price; a price would help"
+            return [infeasible_row(workload, goal, why, "no_price")]
+        why = explain.infeasible(goal, costs, np.flatnonzero(usable))
+        return [infeasible_row(workload, goal, why)]
     tempted = usable & missing & (objective < objective[best[0]])
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
@@ -163,25 +167,11 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
-    meeting = known_meeting(costs.expected_by_draw(goal.used)[best], goal.limit)
-    loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
+    meeting = known_meeting(costs.expected_by_draw[goal.used][best], goal.limit)
+    loss = losses(goal, np.log(costs.expected_by_draw[goal.objective][best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
     share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
     return dict(zip(best.tolist(), share.tolist(), strict=True))
-
-
-def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
-    """Return the row to publish for a goal without a possible setup in `costs`.
-
-    The status is "no_price" if the goal has no limit or no setup is usable. With the status
-    "infeasible", the reason in the row states a limit that a cluster keeps. `usable` is a mask of
-    the setups with known hours and dollars.
-    """
-    if goal.constraint is None or not usable.any():
-        why = "no cluster on offer has a known price; a price would help"
-        return infeasible_row(workload, goal, why, "no_price")
-    why = explain.infeasible(goal, costs, np.flatnonzero(usable))
-    return infeasible_row(workload, goal, why)
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
@@ -214,7 +204,7 @@ def summary(costs: JobCosts, at: int) -> Row:
     `usd` is the exact sum of `usd_machines`, `usd_storage` and `usd_other`. `usd` and
     `usd_machines` are None if a price is unknown.
     """
-    setup, hours = costs.setups[at], float(costs.hours[at])
+    setup, hours = costs.setups[at], float(costs.expected["hours"][at])
     price, storage, other = setup.cluster.bill_per_hour
     other_usd = hours * other + float(costs.download_usd[at])
     items = {"usd_storage": hours * storage, "usd_other": other_usd}
@@ -252,8 +242,9 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
     """
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
-    hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
-    usd_p90 = float(costs.usd_per_hour[at] * hours_p90 + costs.download_usd[at])
+    hours_p90, usd_p90 = (
+        float(np.quantile(costs.drawn[name][at], 0.9)) for name in ("hours", "usd")
+    )
     known = shown["usd"] is not None
     seconds = ("step_s", "step_low_s", "step_high_s", *_PARTS)
     return {

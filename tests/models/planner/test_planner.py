@@ -88,7 +88,7 @@ def brute_force(world):
     rows = frame(setups)
     draws = world.model.draws(rows, count=planner.DRAWS, seed=0)
     costs = job_costs(world.workload, setups, world.model.predict(rows), draws)
-    points = zip(costs.hours.tolist(), costs.expected("usd").tolist(), strict=True)
+    points = zip(costs.expected["hours"].tolist(), costs.expected["usd"].tolist(), strict=True)
     return ranking.recommend(world.workload, costs), set(points)
 
 
