@@ -108,22 +108,18 @@ def _even_out(
     change. The other arguments are those of `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
-        d, active = devices[:, [giver, taker]], rows
-        active = active[
-            (d[active, 1] > d[active, 0]) & (count[active][:, [giver, taker]] > 0).all(1)
-        ]
-        active = active[d[active, 1] % d[active, 0] == 0]
+        ratio, rest = np.divmod(devices[:, taker], np.maximum(devices[:, giver], 1))
+        both = (count[:, giver] > 0) & (count[:, taker] > 0)
+        active = rows[(both & (ratio > 1) & (rest == 0))[rows]]
         while active.size:
-            moved = samples[active]
-            moved[:, giver] -= d[active, 1] // d[active, 0]
+            n, moved = count[active], samples[active]
+            moved[:, giver] -= ratio[active]
             moved[:, taker] += 1
             before, after = (
-                (a[active] + k[active] * -(-each // np.maximum(count[active], 1)))
+                np.where(n > 0, a[active] + k[active] * -(-each // np.maximum(n, 1)), 0).max(axis=1)
                 for each in (samples[active], moved)
             )
-            used = count[active] > 0
-            shorter = np.where(used, after, 0).max(1) < np.where(used, before, 0).max(1) - 1e-12
-            shorter &= moved[:, giver] >= count[active, giver]
+            shorter = (after < before - 1e-12) & (moved[:, giver] >= n[:, giver])
             active = active[shorter]
             samples[active] = moved[shorter]
 

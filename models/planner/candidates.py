@@ -145,12 +145,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     frames, conditions, first = [], [], 0
     left_out = np.zeros(len(OBSTACLES), dtype=np.intp)
     for number, zone in enumerate(zones):
-        sells = np.array([one.name in zone for one in types] + [True], dtype=bool)
-        sold = splits.obstacle[(counts[:, ~sells[:-1]] == 0).all(axis=1)]
-        left_out += np.bincount(sold[sold >= 0], minlength=len(OBSTACLES))
-        rows = np.flatnonzero(sells[splits.kind].all(axis=1))
+        sells = np.array([one.name in zone for one in types])
+        sold = (counts[:, ~sells] == 0).all(axis=1)
+        obstacle = splits.obstacle[sold & (splits.obstacle >= 0)]
+        left_out += np.bincount(obstacle, minlength=len(OBSTACLES))
+        rows = np.flatnonzero(sold[splits.cluster])
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
-        bought = counts[np.ix_(clusters, np.flatnonzero(sells[:-1]))]
+        bought = counts[np.ix_(clusters, sells)]
         offers = list(zone.values())
         prices = np.array([one.total_usd_per_hour for one in offers], dtype=float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
