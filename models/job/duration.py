@@ -66,7 +66,7 @@ class Conditions(NamedTuple):
         """Concatenate the conditions of several lists of clusters."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def take(self, rows: IntArray | slice) -> Conditions:
+    def take(self, rows: IntArray) -> Conditions:
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: float | FloatArray) -> Conditions:
@@ -88,7 +88,7 @@ def best_interval(
     of interruptions per hour.
     """
     mean = 1 / np.maximum(hazard_per_hour, 1e-12)
-    ratio = np.minimum(checkpoint_hours / (2 * mean), 1.0)
+    ratio = checkpoint_hours / (2 * mean)
     factor = 1 + np.sqrt(ratio) / 3 + ratio / 9
     interval = np.sqrt(2 * checkpoint_hours * mean) * factor - checkpoint_hours
     return np.where(checkpoint_hours < 2 * mean, interval, mean)
@@ -201,7 +201,7 @@ def _rate(
     shock: FloatArray,
     conditions: Conditions,
     work_hours: ArrayLike,
-    repeats: ArrayLike = 0.0,
+    repeats: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
@@ -211,7 +211,7 @@ def _rate(
     pieces: 1/n in `drawn_hours`.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
-    varying = (1 + bunching) * (1 + np.asarray(repeats)) - 1
+    varying = (1 + bunching) * (1 + repeats) - 1
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, varying)
 
 

@@ -318,7 +318,7 @@ def splits_of(
         workload=workload.name,
         modes=workload.modes,
         types=tuple(types),
-        mode=numbers[order].astype(np.intp),
+        mode=numbers[order],
         cluster=cluster[order],
         kind=kind[cluster[order]],
         count=count[cluster[order]],

@@ -179,11 +179,11 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     )
 
 
-def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
+def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers, in their order, without offers that need not be compared.
 
     The best offers of an instance type in a market have the lowest price per hour or the lowest
-    cost of downloads at the start. At most `most` zones of a market keep all their offers: the
+    cost of downloads at the start. At most MOST_ZONES zones of a market keep all their offers: the
     zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
     are not compared, because the published rates differ too little to outweigh a price.
     """
@@ -198,5 +198,5 @@ def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> 
     wins = Counter(map(zone_of, best))
     zones = sorted(wins, key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
-    whole = {zone for _, group in by_market for zone in islice(group, most)}
+    whole = {zone for _, group in by_market for zone in islice(group, MOST_ZONES)}
     return [one for one in offers if one in best or zone_of(one) in whole]

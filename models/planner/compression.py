@@ -66,8 +66,8 @@ def compared(
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`
     for at, setup in enumerate(setups):
         dense, able = setup.mode.dense, able_modes(setup, workload.modes)
-        vetoed = [mode for mode in able_modes(setup, list(vetoes)) if mode.dense == dense]
-        reasons.append([vetoes[mode] for mode in vetoed])
+        vetoed = able_modes(setup, list(vetoes))
+        reasons.append([vetoes[mode] for mode in vetoed if mode.dense == dense])
         for mode in able:
             if dense in able and mode.must_be_faster and mode.dense == dense:
                 rivals.append((at, replace(setup, mode=mode)))

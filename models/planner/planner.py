@@ -150,8 +150,9 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
     """Return the answer for a workload without candidates: a row per goal with the reason `why`."""
-    rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
-    return Recommendation(rows=rows)
+    return Recommendation(
+        rows=[infeasible_row(workload, goal, why, status) for goal in workload.goals]
+    )
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:

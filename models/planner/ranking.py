@@ -210,8 +210,6 @@ def summary(costs: JobCosts, at: int) -> Row:
     items = {"usd_storage": hours * storage, "usd_other": other_usd}
     machines = None if price is None else hours * price
     usd = None if machines is None else sum(items.values(), machines)
-    columns = setup.row()
-    del columns["workload"], columns["provider"]
     offers = [
         {
             "instance_type": offer.instance_type.name,
@@ -223,7 +221,7 @@ def summary(costs: JobCosts, at: int) -> Row:
         for count, offer in setup.cluster.counted()
     ]
     return {
-        **columns,
+        **setup.row(),
         "market": setup.cluster.market,
         "device": _device(setup.cluster),
         "cluster_offers": offers,

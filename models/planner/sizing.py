@@ -190,7 +190,7 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     scales: dict[tuple[Any, ...], dict[Any, float]] = defaultdict(dict)
     for key, seconds in sorted(measured.items()):
         scales[key[:3]][key[3:]] = median(seconds)
-    found = [Scale(*key, steps) for key, steps in scales.items()]
+    found = [Scale(mode, name, each, steps) for (mode, name, each), steps in scales.items()]
     return [one for one in found if one.devices_each or any(size > 1 for size, *_ in one.steps)]
 
 
