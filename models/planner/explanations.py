@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pandas as pd
 
 from ..domain.numeric import IntArray
 from ..domain.setup_table import Row
-from ..domain.workload import Goal, Mode
+from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
+from ..step_time.model import StepTimeModel
+from .candidates import Supply
 from .choice_rule import EVEN_ODDS
 
 # A setup counts as measured if it is less than this many doublings away from a measurement. A
@@ -91,17 +94,35 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability. `usable`
-    has the positions in `costs` to consider.
+    The text names the lowest limit that a cluster keeps with the required probability, and the
+    cluster that is most likely to keep the stated limit. `usable` has the positions in `costs` to
+    consider.
     """
-    what = goal.used
+    what, drawn = goal.used, costs.drawn[goal.used][usable]
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    needed = np.quantile(costs.drawn[what][usable], required, axis=1)
+    needed, chance = np.quantile(drawn, required, axis=1), (drawn <= goal.limit).mean(axis=1)
     asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
-    near = costs.setups[usable[int(needed.argmin())]].cluster
+    near, bet = (costs.setups[usable[int(at)]].cluster for at in (needed.argmin(), chance.argmax()))
     return (
         f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
-        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}"
+        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}; the best bet,"
+        f" {bet.name} ({bet.market}), meets {asked} with {chance.max():.0%} probability"
+    )
+
+
+def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
+    """Return a phrase with the memory that a sample needs, if it fits on no device; else ""."""
+    types = {offer.instance_type for offer in supply.offers}
+    needed = [
+        model.memory.needs(workload.name, mode, one.name, supply.max_hosts * one.devices)
+        for one, mode in product(types, workload.modes)
+    ]
+    least = min((each.peak_bytes(1) / 2**30 for each in needed), default=0.0)
+    most = max(one.device_memory_gib for one in types)
+    if least <= most:
+        return ""
+    return (
+        f"; a sample needs {least:.3g} GiB on a device, and the largest device has {most:.3g} GiB"
     )
 
 

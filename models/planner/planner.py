@@ -24,6 +24,7 @@ from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import compared, unproven
+from .explanations import too_small
 from .ranking import infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
@@ -81,7 +82,7 @@ def plan(
         found, best = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
     if not len(found):
         why = f"no cluster on offer can train this workload: {found.compared()}"
-        return nothing(workload, why)
+        return nothing(workload, why + too_small(workload, supply, model))
     looked = replace(found, frame=found.frame.iloc[best])
     splits = np.unique(looked.column("split"))
     arrays = found.splits.arrays(splits)
