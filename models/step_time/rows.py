@@ -200,7 +200,6 @@ class SetupFacts:
 
     def lay_out(self, setups: SetupArrays) -> Rows:
         """Return the input rows of the regression for `setups`."""
-        setups = setups.compact()
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
         group = np.zeros(len(kind), dtype=np.intp)
