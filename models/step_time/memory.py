@@ -340,7 +340,7 @@ def _largest_that_ran(
     number of ranks has a separate entry.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
-    gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
+    gib = [machines[name].device_memory_gib for name in ran.names]
     memory = ran.by_type(gib, 0.0) * 2**30
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES

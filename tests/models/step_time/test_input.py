@@ -20,7 +20,7 @@ LOAD_S, WORKERS, CORES = 0.006, 1, {name: cores for name, (cores, _) in TYPES.it
 
 
 def machine(cores, gpus=0):
-    device = {"device": "t4", "device_tflops": 8.0} if gpus else {}
+    device = {"device": "t4"} if gpus else {}
     return Machine(cores=cores, devices=gpus or 1, bandwidth_gbps=10.0, prior_speed=1.0, **device)
 
 
