@@ -56,7 +56,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .bytes_sent import communication
+from .bytes_sent import COMMUNICATION
 from .machine_specs import Machine
 from .one_device import Transformer
 from .rows import WorkloadFacts
@@ -170,7 +170,7 @@ class MemoryModel:
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         if shape is not None:
             sample *= (shape[1] + 1) / 2
-        beside = gradients * communication(mode.strategy).held
+        beside = gradients * COMMUNICATION[mode.strategy].held
         if sharing:
             beside = _shared(mode, facts, ranks)
         if mode.strategy == MSTOPK_SENT:

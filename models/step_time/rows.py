@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import UPDATES_SHARED, Mode
 from .bytes_sent import (
+    COMMUNICATION,
     Volumes,
-    communication,
     seconds_per_value,
     selection_seconds,
     sent_between,
@@ -205,18 +206,18 @@ class SetupFacts:
         group = np.zeros(len(kind), dtype=np.intp)
         for at, (_, _, rows) in enumerate(groups):
             group[rows] = at
-        pair = np.broadcast_to(group[:, None], kind.shape)[present] * len(names) + kind[present]
-        batches, size = np.unique(setups.batch[present], return_inverse=True)
-        distinct, where = np.unique(pair * len(batches) + size, return_inverse=True)
-        cells, size_of = np.divmod(distinct, max(len(batches), 1))
-        pairs, cell_of = np.unique(cells, return_inverse=True)
+        cell = (group[:, None] * len(names) + kind)[present]
+        members = pd.DataFrame({"cell": cell, "batch": setups.batch[present]})
+        by_point = members.groupby(["cell", "batch"])
+        distinct, where = by_point.size().reset_index(), by_point.ngroup().to_numpy()
+        cells, cell_of = np.unique(distinct["cell"], return_inverse=True)
         keys: list[Cell] = []
-        for at, name in zip(*np.divmod(pairs, max(len(names), 1)), strict=True):
+        for at, name in zip(*np.divmod(cells, len(names)), strict=True):
             workload, mode, _ = groups[at]
             keys.append((workload, mode.alone, names[name]))
         points = self.points(
             [keys[at] for at in cell_of] + keys,
-            np.append(batches[size_of], [2 ** self.middle_of(*key[:2]) for key in keys]),
+            np.append(distinct["batch"], [2 ** self.middle_of(*key[:2]) for key in keys]),
         )
         point, middle = np.full((2, *kind.shape), -1)
         point[present], middle[present] = where, len(distinct) + cell_of[where]
@@ -233,7 +234,7 @@ class SetupFacts:
             for name in range(len(names))
         ]
         return Rows(
-            **self._exchange(setups, group, link),
+            **self._exchange(setups, link),
             points=points,
             point=point,
             middle=middle,
@@ -285,21 +286,42 @@ class SetupFacts:
             codes=np.array([cells[key][2] for key in keys]).reshape(-1, 4),
         )
 
-    def _exchange(
-        self, setups: SetupArrays, group: IntArray, link: IntArray
-    ) -> dict[str, FloatArray]:
+    def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
         """Return the fields of a Line that describe the exchange of gradients.
 
-        group: (rows,) positions in `setups.groups()`.
+        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
+
         link: the result of `_slowest_link`.
         """
-        known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
-        size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
-        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
+        ranks, most = setups.ranks, setups.layout.max(axis=1)
         machines = [self.machines[name] for name in setups.names]
+        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
+        per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
         inside = [each.inside_gbps for each in machines]
         cores = [1.0 if each.accelerated else each.cores for each in machines]
-        sent, selection_s = self._strategies(setups, size)
+        size, bucket, hidden_part, last_bytes, again, selection_s = np.zeros((6, len(ranks)))
+        sent = np.ones(len(ranks))
+        for workload, mode, at in setups.groups():
+            strategy, volumes = mode.strategy, self.of(workload).divided
+            size[at], bucket[at], hidden_part[at], last_bytes[at] = self._buckets(workload, mode)
+            again[at] = mode.gathered
+            selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value[at])
+            if not mode.divided:
+                sent[at] = sent_between(strategy, setups.instances[at], ranks[at])
+                sent[at] *= np.where(gloo[at] > 0, COMMUNICATION[strategy].on_gloo, 1.0)
+            elif volumes.known:
+                found = tensor_bytes(
+                    strategy,
+                    volumes,
+                    size[at[0]],
+                    ranks=ranks[at],
+                    most=most[at],
+                    samples=setups.samples[at] / ranks[at],
+                    micro_steps=setups.accumulation[at],
+                )
+                dense = 2 * (ranks[at] - 1) / ranks[at] * size[at]
+                sent[at] = np.nan_to_num(found / dense, nan=1.0)
+        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
         return {
             "gradient_bytes": size,
             "bucket_bytes": bucket,
@@ -351,16 +373,15 @@ class SetupFacts:
         return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return five numbers that describe the exchange of gradients.
+        """Return four numbers that describe the exchange of gradients.
 
         1. The bytes that a step sends: the bytes of all gradients times `Communication.sent`,
            halved if a sharded mode computes in 16 bits.
         2. The bytes of a bucket.
         3. The fraction of a one-device step during which exchanges can run; NaN if unknown.
         4. The bytes of the last bucket; NaN if unknown.
-        5. 1 if every micro-step exchanges gradients, else 0.
         """
-        facts, strategy = self.of(workload), communication(mode.strategy)
+        facts, strategy = self.of(workload), COMMUNICATION[mode.strategy]
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
         whole = facts.gradient_bytes or float(np.median(known or [_USUAL_BYTES]))
         part = strategy.sent
@@ -373,39 +394,7 @@ class SetupFacts:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # Weights are gathered after the backward pass.
             last += whole / 2
-        return whole * part, bucket, hidden, last, mode.gathered
-
-    def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
-
-        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
-
-        size: (rows,) the bytes that a step sends: the first number of `_buckets`.
-        """
-        sent, selection_s = np.ones_like(size), np.zeros_like(size)
-        ranks, most = setups.ranks, setups.layout.max(axis=1)
-        machines = [self.machines[name] for name in setups.names]
-        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
-        per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
-        for workload, mode, at in setups.groups():
-            strategy, volumes = mode.strategy, self.of(workload).divided
-            selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value[at])
-            if not mode.divided:
-                sent[at] = sent_between(strategy, setups.instances[at], ranks[at])
-                sent[at] *= np.where(gloo[at] > 0, communication(strategy).on_gloo, 1.0)
-            elif volumes.known:
-                found = tensor_bytes(
-                    strategy,
-                    volumes,
-                    size[at[0]],
-                    ranks=ranks[at],
-                    most=most[at],
-                    samples=setups.samples[at] / ranks[at],
-                    micro_steps=setups.accumulation[at],
-                )
-                dense = 2 * (ranks[at] - 1) / ranks[at] * size[at]
-                sent[at] = np.nan_to_num(found / dense, nan=1.0)
-        return sent, selection_s
+        return whole * part, bucket, hidden, last
 
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
         """Return a (rows,) array: the position in `setups.names` of the type with the slowest link.
