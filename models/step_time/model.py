@@ -4,7 +4,7 @@ The same data and the same seed give the same model.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -43,9 +43,8 @@ __all__ = ["StepTimeModel", "TrainingData", "fit"]
 # Communication, stragglers or data loading can be the bottleneck if they take more than the first
 # fraction of the step. Making batches can be, if it takes more than the second fraction of compute.
 _LIMITED, _MOSTLY = 0.2, 0.5
-# Maximum number of setups in a chunk of `predict`, in a chunk of `formula_seconds`, and in a
-# covariance matrix.
-_CHUNK, _WIDE_CHUNK, MOST_JOINT = 2500, 200_000, 4000
+# Maximum number of setups in a chunk of `predict`, and in a chunk of `formula_seconds`.
+_CHUNK, _WIDE_CHUNK = 2500, 200_000
 
 
 def bottlenecks(
@@ -250,17 +249,11 @@ class StepTimeModel:
         2. (setups, setups) covariance without the noise between runs
         3. (setups,) variance of the noise between runs
 
-        Raises:
-            ValueError: if there are more than 4,000 setups, or for the reasons of `predict`.
+        Raises the errors of `predict`.
         """
         return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
-        if len(arrays.workload) > MOST_JOINT:
-            raise ValueError(
-                f"a joint distribution of {len(arrays.workload)} setups is too large;"
-                f" the maximum is {MOST_JOINT}"
-            )
         beliefs = self._beliefs(arrays, covariance=True)
         found = beliefs.mean, beliefs.variance, beliefs.noise
         wait = self.loaders.wait(arrays, self.machines)
@@ -282,14 +275,9 @@ class StepTimeModel:
         return draws
 
     def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
-        """Return (a, k): one device takes about a + k * batch seconds without the optimizer.
-
-        Raises:
-            ValueError: if the workload, mode or instance type is unknown.
-        """
-        self._require([(workload, mode)], [instance_type])
-        least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
-        batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
+        """Return (a, k): one device takes about a + k * batch seconds without the optimizer."""
+        least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
+        batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
         (kind,) = self.facts.kinds((instance_type,))
         points = self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
         seconds = np.exp(self.posterior.log_one_device_s(points))
@@ -306,34 +294,27 @@ class StepTimeModel:
         """Return a (rows,) array: the fraction of compute spent on making batches."""
         found, kinds = np.zeros(len(arrays.workload)), self.facts.kinds(arrays.names)
         for workload, mode, rows in arrays.groups():
-            parts = [self.facts.input_part.get((workload, mode.alone, kind), 0.0) for kind in kinds]
-            found[rows] = np.array(parts)[arrays.kind[rows].max(axis=1)]
+            parts = [self.facts.parts_of((workload, mode.alone, kind))[1] for kind in kinds]
+            found[rows] = arrays.by_type(parts, 0.0)[rows].max(axis=1)
         return found
 
-    def _require(self, pairs: Sequence[tuple[str, Mode]], types: Sequence[str]) -> None:
-        """Raise ValueError if the model cannot predict every (workload, mode) pair on `types`."""
-        require_known([workload for workload, _ in pairs], self.workloads, "workload")
-        require_known(types, self.instance_types, "instance type")
-        for workload, mode in pairs:
+    def read(self, setups: pd.DataFrame) -> SetupArrays:
+        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
+        providers = set(column(setups, "provider", "")) - {""}
+        require_known(providers, [self.provider], "provider")
+        arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
+        require_known(arrays.workloads, self.workloads, "workload")
+        require_known(arrays.names, self.instance_types, "instance type")
+        for workload, mode, _ in arrays.groups():
             if (workload, mode) not in self.trained:
                 known = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(
                     f"workload {workload!r} was never measured in {mode}; known modes: {known}"
                 )
-            if workload in self.guessed and not all(map(self.can_guess, types)):
+            if workload in self.guessed and not all(map(self.can_guess, arrays.names)):
                 raise ValueError(
                     f"workload {workload!r} is unmeasured: measure it, or use GPUs of known TFLOP/s"
                 )
-
-    def read(self, setups: pd.DataFrame) -> SetupArrays:
-        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
-        known = {"provider": (self.provider,), **MODE_COLUMNS}
-        for name, legal in known.items():
-            strange = {str(value) for value in column(setups, name, legal[0])} - {*legal, ""}
-            if strange:
-                raise ValueError(f"unknown {name} {min(strange)!r}; known: {', '.join(legal)}")
-        arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
-        self._require([(workload, mode) for workload, mode, _ in arrays.groups()], arrays.names)
         return arrays
 
 
@@ -415,20 +396,19 @@ def _facts(
     batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
     for workload, mode, rows in arrays.groups():
         batches[workload, mode.alone].update(arrays.batch[rows, 0].tolist())
-    optimizer: dict[Cell, float] = {}
-    making: dict[Cell, float] = {}
+    parts: dict[Cell, tuple[float, float]] = {}
     for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
         cell = str(key[0]), Mode(*map(str, key[1:-1])), str(key[-1])
         middle = rows_.sort_values("batch").iloc[len(rows_) // 2]
-        optimizer[cell] = float(rows_["optimizer_s"].median() / middle["step_s"])
-        making[cell] = float(rows_["input_part"].median())
+        optimizer_s, making = rows_[["optimizer_s", "input_part"]].median()
+        parts[cell] = float(optimizer_s / middle["step_s"]), float(making)
     return SetupFacts(
         machines=machines,
         workloads=workload_facts(data),
-        middle={key: float(np.median(np.log2([*sizes]))) for key, sizes in batches.items()},
-        batches={key: (min(sizes), max(sizes)) for key, sizes in batches.items()},
-        optimizer_part=optimizer,
-        input_part=making,
+        octaves={
+            key: np.quantile(np.log2([*sizes]), (0, 0.5, 1)) for key, sizes in batches.items()
+        },
+        parts=parts,
     )
 
 

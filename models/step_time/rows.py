@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -159,20 +159,17 @@ class SetupFacts:
     Attributes:
         machines: {instance type: its machine}.
         workloads: {workload: its facts}.
-        middle: {(workload, one-device mode): log2 of the middle batch}.
-        batches: {(workload, one-device mode): (smallest, largest) measured batch}.
-        optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
-            fraction of the one-device seconds at the middle batch}.
-        input_part: {(workload, one-device mode, kind of device): the fraction of the one-device
-            seconds spent on making batches}.
+        octaves: {(workload, one-device mode): log2 of the smallest, the middle and the largest
+            measured batch}.
+        parts: {(workload, one-device mode, kind of device): (optimizer, input)}, from profiles. The
+            first number is the optimizer's seconds divided by the one-device seconds at the middle
+            batch. The second is the fraction of the one-device seconds spent on making batches.
     """
 
     machines: dict[str, Machine]
     workloads: dict[str, WorkloadFacts]
-    middle: dict[tuple[str, Mode], float]
-    batches: dict[tuple[str, Mode], tuple[float, float]]
-    optimizer_part: dict[Cell, float]
-    input_part: dict[Cell, float]
+    octaves: dict[tuple[str, Mode], FloatArray]
+    parts: dict[Cell, tuple[float, float]]
 
     def of(self, workload: str) -> WorkloadFacts:
         return self.workloads.get(workload, WorkloadFacts())
@@ -191,13 +188,14 @@ class SetupFacts:
         4. the median over all workloads
         5. 32 samples
         """
-        if (workload, mode) in self.middle:
-            return self.middle[workload, mode]
+        if (workload, mode) in self.octaves:
+            return float(self.octaves[workload, mode][1])
         transformer = self.of(workload).transformer
         if transformer is not None:
             return float(np.log2(_USUAL_TOKENS / transformer.sequence))
-        same = [octave for (name, _), octave in self.middle.items() if name == workload]
-        return float(np.median(same or [*self.middle.values()] or [_USUAL_OCTAVE]))
+        middles = [(name, middle) for (name, _), (_, middle, _) in self.octaves.items()]
+        same = [middle for name, middle in middles if name == workload]
+        return float(np.median(same or [middle for _, middle in middles] or [_USUAL_OCTAVE]))
 
     def lay_out(self, setups: SetupArrays) -> Rows:
         """Return the input rows of the regression for `setups`."""
@@ -222,7 +220,7 @@ class SetupFacts:
         point, middle = np.full((2, *kind.shape), -1)
         point[present], middle[present] = where, len(distinct) + cell_of[where]
         optimizer = np.zeros(kind.shape)
-        optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of[where]]
+        optimizer[present] = np.array([self.parts_of(key)[0] for key in keys])[cell_of[where]]
         link = self._slowest_link(setups)
         codes = [
             (
@@ -255,14 +253,19 @@ class SetupFacts:
 
         keys: a (workload, one-device mode, kind of device) for each point.
         """
-        cells = {}
-        for key in dict.fromkeys(keys):
+        positions: defaultdict[Cell, list[int]] = defaultdict(list)
+        for place, key in enumerate(keys):
+            positions[key].append(place)
+        mean, octave = np.zeros((2, len(keys)))
+        effects, shape, codes = (np.zeros((len(keys), width)) for width in (len(EFFECTS), 4, 4))
+        for key, at in positions.items():
             workload, mode, kind = key
             facts, middle = self.of(workload), self.middle_of(workload, mode)
-            seconds = partial(
-                prior,
-                middle=middle,
-                sheet=sheet_of(kind, mode.precision, self.machines),
+            octave[at] = np.log2(batch[at]) - middle
+            mean[at], effects[at], shape[at] = prior(
+                batch[at],
+                middle,
+                sheet_of(kind, mode.precision, self.machines),
                 flops=facts.flops,
                 transformer=facts.transformer,
                 recomputed="checkpointing" in mode.switches,
@@ -270,21 +273,13 @@ class SetupFacts:
             # Transformers of equal layers and width are the same network: their sequences may
             # differ in length.
             network = facts.transformer[1:3] if facts.transformer else workload
-            codes = (
+            codes[at] = (
                 code_of("kind", kind),
                 code_of("network", network),
                 code_of("workload", workload, mode),
                 code_of("cell", *key),
             )
-            cells[key] = seconds, middle, codes
-        found = [cells[key][0](size) for key, size in zip(keys, batch.tolist(), strict=True)]
-        return Points(
-            mean=np.array([mean for mean, _, _ in found]),
-            effects=np.array([effects for _, effects, _ in found]).reshape(-1, len(EFFECTS)),
-            octave=np.log2(batch) - np.array([cells[key][1] for key in keys]),
-            shape=np.array([shape for _, _, shape in found]).reshape(-1, 4),
-            codes=np.array([cells[key][2] for key in keys]).reshape(-1, 4),
-        )
+        return Points(mean=mean, effects=effects, octave=octave, shape=shape, codes=codes)
 
     def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
         """Return the fields of a Line that describe the exchange of gradients.
@@ -359,18 +354,17 @@ class SetupFacts:
         ]
         return np.stack(features, axis=1)
 
-    def _optimizer(self, cell: Cell) -> float:
-        """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
+    def parts_of(self, cell: Cell) -> tuple[float, float]:
+        """Return the entry of `parts` for a (workload, one-device mode, kind of device).
 
-        The middle batch is the median of the measured batches. For a kind of device without a
-        profile, the result is the median over the other kinds, or 0 without any profile.
-
-        cell: a (workload, one-device mode, kind of device).
+        For a kind of device without a profile, the result has medians over the other kinds, or
+        zeros without any profile.
         """
-        if cell in self.optimizer_part:
-            return self.optimizer_part[cell]
-        known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
-        return float(np.median(known or [0.0]))
+        if cell in self.parts:
+            return self.parts[cell]
+        known = [parts for key, parts in self.parts.items() if key[:2] == cell[:2]]
+        optimizer, making = np.median(known or [(0.0, 0.0)], axis=0).tolist()
+        return optimizer, making
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return four numbers that describe the exchange of gradients.

@@ -230,4 +230,4 @@ def test_the_optimizers_part_is_that_of_the_middle_batch_on_two_types_of_a_kind(
     rows = rows.assign(instance_type=rows["name"], optimizer_s=4.0)
     rows["forward_s"] = rows["backward_s"] = rows["batch"] / 2
     model = fit(data_of(profiles=rows, instance_types=types), seed=0)
-    assert [*model.facts.optimizer_part.values()] == [4 / 16]
+    assert [*model.facts.parts.values()] == [(4 / 16, 0.0)]
