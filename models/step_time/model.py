@@ -189,14 +189,10 @@ class StepTimeModel:
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         beliefs = self._beliefs(arrays)
         times, rest = beliefs.times, np.exp(beliefs.mean)
-        variance = beliefs.variance + beliefs.noise
-        compute_part = times.compute_part
-        step, helped_by = rest, [""] * len(rest)
-        wait = self.loaders.wait(arrays, self.machines)
-        if wait is not None:
-            step, helped_by = wait.step_s(rest, compute_part), wait.helped_by(rest, compute_part)
-            by_rest, by_load = wait.slopes(rest, compute_part)
-            variance = variance * by_rest**2 + (by_load * wait.log_sd) ** 2
+        compute_part, wait = times.compute_part, self.loaders.wait(arrays, self.machines)
+        step = wait.step_s(rest, compute_part)
+        by_rest, by_load = wait.slopes(rest, compute_part)
+        variance = (beliefs.variance + beliefs.noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
         half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
         uneven = (times.compute_s - times.mean_compute_s) / times.step_s
         labels = bottlenecks(
@@ -217,7 +213,7 @@ class StepTimeModel:
                 "exposed_communication_s": (1 - compute_part) * rest,
                 "bottleneck": labels,
                 "input_s": step - rest,
-                "input_by": helped_by,
+                "input_by": wait.helped_by(rest, compute_part),
             }
         )
 
@@ -238,8 +234,7 @@ class StepTimeModel:
         for chunk in arrays.chunks(_WIDE_CHUNK):
             times = self.posterior.times(self.facts.lay_out(chunk))
             wait = self.loaders.wait(chunk, self.machines)
-            rest = times.step_s
-            found.append(rest if wait is None else wait.step_s(rest, times.compute_part))
+            found.append(wait.step_s(times.step_s, times.compute_part))
         return np.concatenate(found)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -255,9 +250,8 @@ class StepTimeModel:
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         beliefs = self._beliefs(arrays, covariance=True)
-        found = beliefs.mean, beliefs.variance, beliefs.noise
         wait = self.loaders.wait(arrays, self.machines)
-        return found if wait is None else wait.joint(*found, beliefs.times.compute_part)
+        return wait.joint(beliefs.mean, beliefs.variance, beliefs.noise, beliefs.times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of step seconds with the noise of a run.
