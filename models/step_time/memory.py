@@ -79,6 +79,18 @@ class Run(NamedTuple):
     accumulates: bool
     batch: float
 
+    def with_accumulation(self, gradients: float) -> "Run":
+        """Return the largest batch that fits in steps of several micro-steps.
+
+        Micro-steps after the first hold gradients beside activations, so that fewer samples fit.
+
+        gradients: the bytes of all gradients.
+        """
+        if self.accumulates:
+            return self
+        activations = max(self.memory - 2 * gradients, 1.0)
+        return self._replace(batch=self.batch * max(1 - gradients / activations, 0.0))
+
 
 class Needs(NamedTuple):
     """The peak memory of one rank as a function of the batch.
@@ -179,29 +191,17 @@ class MemoryModel:
             gradients = 0.0 if mode.offloaded else gradients / ranks
         together = accumulates or not profiled
         wider = 1 + _HEADROOM * bool(profiled)
-        ran = self._ran(workload, mode, facts.gradient_bytes, accumulates=accumulates)
         return Needs(
             fixed=wider * (max(base + beside, 0.0) + gradients * together),
             least=wider * gradients * (not together),
             sample=wider * sample,
-            ran=[run for run in ran if ranks >= run.ranks],
+            ran=[
+                run.with_accumulation(facts.gradient_bytes) if accumulates else run
+                for run in self.ran.get((workload, mode), [])
+                # Runs with tensor parallelism are no bound: its memory grows with the ranks.
+                if ranks >= run.ranks and not mode.divided
+            ],
         )
-
-    def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return the largest batches of a workload and mode that fitted into memory.
-
-        gradients: the bytes of all gradients.
-        accumulates: if True, the batches of runs without gradient accumulation are reduced.
-        """
-        found = []
-        # Runs with tensor parallelism are no bound, because its memory grows with the ranks.
-        for run in self.ran.get((workload, mode), []) if not mode.divided else ():
-            if accumulates and not run.accumulates:
-                # Micro-steps after the first hold gradients beside activations: fewer samples fit.
-                activations = max(run.memory - 2 * gradients, 1.0)
-                run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
-            found.append(run)
-        return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
         """Return (base bytes, activation bytes of a sample) from profiles.
@@ -321,10 +321,9 @@ def _lines(
     """Fit (base bytes, activation bytes of a sample) by (workload, mode, instance type)."""
     if "peak_bytes" not in profiles:
         return {}
-    good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
+    known = profiles.assign(mode=modes_of(profiles)).dropna(subset="peak_bytes")
     found = {}
-    cells = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
-    for cell, rows in good.groupby(pd.Series(list(cells), good.index, dtype=object)):
+    for cell, rows in known.groupby(["workload", "mode", "instance_type"]):
         gradients = workloads.get(cell[0], WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
         found[cell] = one_device(batch, peak, gradients)

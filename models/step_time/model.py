@@ -5,7 +5,7 @@ The same data and the same seed give the same model.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -20,7 +20,7 @@ from .dataset import (
     TrainingData,
     at_nominal_speed,
     definition_digests,
-    numbers,
+    facts_of,
     one_device_rows,
     one_provider,
     pooled,
@@ -33,16 +33,15 @@ from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import doublings
-from .one_device import Transformer
 from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
 from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Communication, stragglers or data loading can be the bottleneck if they take more than the first
-# fraction of the step. Making batches can be, if it takes more than the second fraction of compute.
-_LIMITED, _MOSTLY = 0.2, 0.5
+# Communication, stragglers or data loading can be the bottleneck if they take more than this
+# fraction of the step.
+_LIMITED = 0.2
 # Maximum number of setups in a chunk of `predict`, and in a chunk of `formula_seconds`.
 _CHUNK, _WIDE_CHUNK = 2500, 200_000
 
@@ -52,7 +51,6 @@ def bottlenecks(
     uneven: FloatArray,
     *,
     loading: FloatArray,
-    input_part: FloatArray,
     machines: FloatArray,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
     """Return the bottleneck of each setup, as a (rows,) array of labels.
@@ -64,7 +62,6 @@ def bottlenecks(
         exposed: (rows,) fraction of the step spent on communication while nothing is computed.
         uneven: (rows,) fraction of the step that an average rank waits for the slowest rank.
         loading: (rows,) fraction of the step spent waiting for the data loader.
-        input_part: (rows,) fraction of the compute spent on making batches.
         machines: (rows,) number of machines.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
@@ -72,9 +69,8 @@ def bottlenecks(
         (loading > _LIMITED) & (loading >= exposed),
         (exposed > _LIMITED) & (exposed >= uneven),
         uneven > _LIMITED,
-        input_part > _MOSTLY,
     ]
-    return np.select(limits, ["input", across, "stragglers", "input"], "compute")
+    return np.select(limits, ["input", across, "stragglers"], "compute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +195,6 @@ class StepTimeModel:
             (1 - compute_part) * share,
             uneven * share,
             loading=1 - share,
-            input_part=self._input_part(arrays),
             machines=arrays.instances,
         )
         return pd.DataFrame(
@@ -283,14 +278,6 @@ class StepTimeModel:
         found = self.posterior.beliefs(rows, covariance=covariance)
         run_sd = np.array([self.run_sd.get(kind, self.run_sd[0.0]) for kind in rows.kind.tolist()])
         return found._replace(noise=np.maximum(found.noise, run_sd**2))
-
-    def _input_part(self, arrays: SetupArrays) -> FloatArray:
-        """Return a (rows,) array: the fraction of compute spent on making batches."""
-        found, kinds = np.zeros(len(arrays.workload)), self.facts.kinds(arrays.names)
-        for workload, mode, rows in arrays.groups():
-            parts = [self.facts.parts_of((workload, mode.alone, kind))[1] for kind in kinds]
-            found[rows] = arrays.by_type(parts, 0.0)[rows].max(axis=1)
-        return found
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:
         """Convert a frame of setups to arrays. Raises the errors of `predict`."""
@@ -390,19 +377,18 @@ def _facts(
     batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
     for workload, mode, rows in arrays.groups():
         batches[workload, mode.alone].update(arrays.batch[rows, 0].tolist())
-    parts: dict[Cell, tuple[float, float]] = {}
+    optimizer: dict[Cell, float] = {}
     for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
         cell = str(key[0]), Mode(*map(str, key[1:-1])), str(key[-1])
         middle = rows_.sort_values("batch").iloc[len(rows_) // 2]
-        optimizer_s, making = rows_[["optimizer_s", "input_part"]].median()
-        parts[cell] = float(optimizer_s / middle["step_s"]), float(making)
+        optimizer[cell] = float(rows_["optimizer_s"].median() / middle["step_s"])
     return SetupFacts(
         machines=machines,
         workloads=workload_facts(data),
         octaves={
             key: np.quantile(np.log2([*sizes]), (0, 0.5, 1)) for key, sizes in batches.items()
         },
-        parts=parts,
+        optimizer_part=optimizer,
     )
 
 
@@ -411,20 +397,10 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
     The other columns are those of a setup, with the placeholder PROBE as workload.
     """
-    frame = probes.reindex(columns=["cluster"])
-    frame = frame.assign(bytes=numbers(probes, "bytes"), seconds=numbers(probes, "seconds"))
-    several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
-    values = frame[["bytes", "seconds"]]
-    known = ((values > 0) & (values < np.inf)).all(axis=1)
-    seconds = frame[several & known].groupby(["cluster", "bytes"])["seconds"].median()
-    rows = seconds.reset_index(name="step_s")
-    return rows.assign(
-        workload=PROBE,
-        layout="1",
-        batch_per_device="1",
-        runs=1.0,
-        noise_sd=0.0,
-        source="probe",
+    frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
+    rows = frame.groupby(["cluster", "bytes"], as_index=False).median()
+    return rows.rename(columns={"seconds": "step_s"}).assign(
+        workload=PROBE, batch_per_device="1", runs=1.0, noise_sd=0.0, source="probe"
     )
 
 
@@ -433,18 +409,9 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
     Returns None if the workload's FLOPs are unknown, or if the model has a workload of its name.
     """
-    name, flops = workload.name, workload.flops_per_sample
-    if flops is None or name in model.workloads:
-        return None
-    shape = (workload.parameters, workload.layers, workload.hidden, workload.sequence)
-    facts = WorkloadFacts(
-        flops=flops,
-        gradient_bytes=float(workload.gradient_bytes or 0),
-        transformer=Transformer(*(float(each or 0) for each in (*shape, workload.vocabulary)))
-        if all(shape)
-        else None,
-    )
-    return all_introduced(model, {name: facts})
+    frame = pd.DataFrame([asdict(workload) | {"workload": workload.name}])
+    found = all_introduced(model, facts_of(frame))
+    return found if workload.name in found.guessed else None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
@@ -459,10 +426,11 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
         for name, known in facts.items()
         if known.flops > 0 and name not in model.workloads
     }
+    workloads = model.facts.workloads | new
     return replace(
         model,
-        facts=replace(model.facts, workloads=model.facts.workloads | new),
-        memory=replace(model.memory, workloads={**new, **model.memory.workloads}),
+        facts=replace(model.facts, workloads=workloads),
+        memory=replace(model.memory, workloads=workloads),
         guessed=model.guessed | set(new),
         trained=model.trained | set(product(new, MODES)),
     )

@@ -161,15 +161,14 @@ class SetupFacts:
         workloads: {workload: its facts}.
         octaves: {(workload, one-device mode): log2 of the smallest, the middle and the largest
             measured batch}.
-        parts: {(workload, one-device mode, kind of device): (optimizer, input)}, from profiles. The
-            first number is the optimizer's seconds divided by the one-device seconds at the middle
-            batch. The second is the fraction of the one-device seconds spent on making batches.
+        optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
+            fraction of the one-device seconds at the middle batch}.
     """
 
     machines: dict[str, Machine]
     workloads: dict[str, WorkloadFacts]
     octaves: dict[tuple[str, Mode], FloatArray]
-    parts: dict[Cell, tuple[float, float]]
+    optimizer_part: dict[Cell, float]
 
     def of(self, workload: str) -> WorkloadFacts:
         return self.workloads.get(workload, WorkloadFacts())
@@ -220,7 +219,7 @@ class SetupFacts:
         point, middle = np.full((2, *kind.shape), -1)
         point[present], middle[present] = where, len(distinct) + cell_of[where]
         optimizer = np.zeros(kind.shape)
-        optimizer[present] = np.array([self.parts_of(key)[0] for key in keys])[cell_of[where]]
+        optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of[where]]
         link = self._slowest_link(setups)
         codes = [
             (
@@ -237,9 +236,7 @@ class SetupFacts:
             point=point,
             middle=middle,
             optimizer=optimizer,
-            alone_s=np.zeros(kind.shape),
-            middle_s=np.zeros(kind.shape),
-            optimizer_s=np.zeros(kind.shape),
+            **dict.fromkeys(("alone_s", "middle_s", "optimizer_s"), np.zeros(kind.shape)),
             devices=setups.layout,
             count=setups.count,
             accumulation=setups.accumulation,
@@ -354,17 +351,18 @@ class SetupFacts:
         ]
         return np.stack(features, axis=1)
 
-    def parts_of(self, cell: Cell) -> tuple[float, float]:
-        """Return the entry of `parts` for a (workload, one-device mode, kind of device).
+    def _optimizer(self, cell: Cell) -> float:
+        """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        For a kind of device without a profile, the result has medians over the other kinds, or
-        zeros without any profile.
+        The middle batch is the median of the measured batches. For a kind of device without a
+        profile, the result is the median over the other kinds, or 0 without any profile.
+
+        cell: a (workload, one-device mode, kind of device).
         """
-        if cell in self.parts:
-            return self.parts[cell]
-        known = [parts for key, parts in self.parts.items() if key[:2] == cell[:2]]
-        optimizer, making = np.median(known or [(0.0, 0.0)], axis=0).tolist()
-        return optimizer, making
+        if cell in self.optimizer_part:
+            return self.optimizer_part[cell]
+        known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
+        return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return four numbers that describe the exchange of gradients.
