@@ -276,7 +276,6 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
     return found.assign(
         cluster="1x" + found["instance_type"].astype(str),
         batch_per_device=found["batch"],
-        layout="1",
         runs=1.0,
     )
 

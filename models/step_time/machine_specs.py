@@ -160,22 +160,15 @@ def computes(device: str, mode: Mode) -> bool:
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
-# The column of the data sheets with the rate of each precision. Srift measures fp32 without TF32.
-_RATES = {
-    "fp32": "fp32_tflops",
-    "tf32": "tf32_tflops",
-    "bf16": "fp16_tflops",
-    "fp16": "fp16_tflops",
-}
-
-
 @cache
 def _data_sheet(kind: str, precision: str) -> Sheet | None:
     """Return the entry of `kind` in the table of data sheets; None without an entry."""
     table = data_sheets()
     if kind not in table.index:
         return None
-    rate = table[_RATES[precision]].fillna(table["fp32_tflops"])
+    # GPUs compute in bf16 at the rate of fp16. Srift measures fp32 without TF32.
+    name = f"{precision.replace('bf16', 'fp16')}_tflops"
+    rate = table[name].fillna(table["fp32_tflops"])
     return Sheet(float(table["bandwidth_gbytes_s"][kind]), float(rate[kind]), 1.0)
 
 

@@ -183,20 +183,16 @@ class StepTimeModel:
         return found.assign(nearest_doublings=doublings(self.measured, arrays))
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
-        beliefs = self._beliefs(arrays)
-        times, rest = beliefs.times, np.exp(beliefs.mean)
-        compute_part, wait = times.compute_part, self.loaders.wait(arrays, self.machines)
+        mean, variance, noise, times = self._beliefs(arrays)
+        rest, compute_part = np.exp(mean), times.compute_part
+        wait = self.loaders.wait(arrays, self.machines)
         step = wait.step_s(rest, compute_part)
         by_rest, by_load = wait.slopes(rest, compute_part)
-        variance = (beliefs.variance + beliefs.noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
+        variance = (variance + noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
         half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
-        uneven = (times.compute_s - times.mean_compute_s) / times.step_s
-        labels = bottlenecks(
-            (1 - compute_part) * share,
-            uneven * share,
-            loading=1 - share,
-            machines=arrays.instances,
-        )
+        uneven = (times.compute_s - times.mean_compute_s) / times.step_s * share
+        exposed, loading = (1 - compute_part) * share, 1 - share
+        labels = bottlenecks(exposed, uneven, loading=loading, machines=arrays.instances)
         return pd.DataFrame(
             {
                 "step_s": step,
@@ -244,9 +240,9 @@ class StepTimeModel:
         return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
-        beliefs = self._beliefs(arrays, covariance=True)
+        mean, covariance, noise, times = self._beliefs(arrays, covariance=True)
         wait = self.loaders.wait(arrays, self.machines)
-        return wait.joint(beliefs.mean, beliefs.variance, beliefs.noise, beliefs.times.compute_part)
+        return wait.joint(mean, covariance, noise, times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of step seconds with the noise of a run.

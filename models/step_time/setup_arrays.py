@@ -59,7 +59,7 @@ class SetupArrays:
     @property
     def type_names(self) -> set[str]:
         """Return the instance types that occur in a setup."""
-        return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
+        return {self.names[at] for at in np.unique(self.kind[self.present]).tolist()}
 
     @property
     def present(self) -> BoolArray:
