@@ -259,7 +259,7 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
     costs = known.groupby(["workload", "instance_type"])[["load_s", "load_wait_s"]].median()
     workers = known.groupby("workload")["loader_workers"].max()
     loaders = Loaders(
-        workers=workers.astype(int).to_dict(),
+        workers={str(name): int(count) for name, count in workers.items()},
         samples=dict(zip(costs.index, costs.itertuples(index=False, name=None), strict=True)),
     )
     made_s = np.where(loaded, np.nan_to_num(numbers(profiles, "input_s")), 0.0)

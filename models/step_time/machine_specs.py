@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,7 +96,8 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
             "inside_gbps": inside,
         }
     )
-    return {name: Machine(**row) for name, row in table.sort_index().to_dict("index").items()}
+    rows: dict[Any, Any] = table.sort_index().to_dict("index")
+    return {name: Machine(**row) for name, row in rows.items()}
 
 
 def device_kind(name: str, machine: Machine) -> str:

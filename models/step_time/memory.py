@@ -48,7 +48,7 @@ with gradient accumulation, but a batch that does not fit fails.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -321,10 +321,11 @@ def _lines(
     """Fit (base bytes, activation bytes of a sample) by (workload, mode, instance type)."""
     if "peak_bytes" not in profiles:
         return {}
-    known = profiles.assign(mode=modes_of(profiles)).dropna(subset="peak_bytes")
-    found = {}
+    modes = pd.Series(modes_of(profiles), profiles.index, dtype=object)
+    known = profiles.assign(mode=modes).dropna(subset="peak_bytes")
+    found: dict[Any, Line] = {}
     for cell, rows in known.groupby(["workload", "mode", "instance_type"]):
-        gradients = workloads.get(cell[0], WorkloadFacts()).gradient_bytes
+        gradients = workloads.get(str(cell[0]), WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
         found[cell] = one_device(batch, peak, gradients)
     return found

@@ -137,8 +137,9 @@ def prior(
     """Return the prior means of log T1, values of EFFECTS, and shape features.
 
     T1 is the seconds of a forward and a backward pass on one device. The results have the shapes
-    (batches,), (batches, effects) and (batches, 4). The shape features of a transformer are log2 of its width, log2 of the tokens in a batch, log2 of the tokens in a
-    sequence, and 1 if activations are recomputed. The features of other networks are zeros.
+    (batches,), (batches, effects) and (batches, 4). The shape features of a transformer are log2 of
+    its width, log2 of the tokens in a batch, log2 of the tokens in a sequence, and 1 if activations
+    are recomputed. The features of other networks are zeros.
 
     batch: (batches,) samples.
     middle: log2 of the median batch that was measured for the workload.

@@ -119,8 +119,8 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         if name not in frame:
             raise ValueError(f"the table of setups has no column {name!r}")
     layouts = [str(value).strip() for value in column(frame, "layout", "")]
-    names, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
-    texts, which = numbered(zip(names, layouts, batches, strict=True))
+    written, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
+    texts, which = numbered(zip(written, layouts, batches, strict=True))
     clusters = [
         Counter(zip(types_of(text[0]), *machines_of(*text, devices), strict=True)) for text in texts
     ]
