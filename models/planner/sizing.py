@@ -332,8 +332,7 @@ def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row["peak_bytes"]))
     peaks = {row["batch"]: row["peak_bytes"] for row in known}
-    gib = machine.device_memory_gib
-    memory = None if gib is None else gib * GIB
+    memory = machine.device_memory_gib * GIB or None  # None: unknown
     speeds = {
         batch: batch / step_s
         for (size, batch, steps), step_s in scale.steps.items()
