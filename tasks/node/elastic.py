@@ -114,27 +114,26 @@ class ElasticRun(Worker):
         Raises RuntimeError if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
-        taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
-        if found := self.checkpoints.newest(self.device):
-            manifest, state = found
-            for name, part in built.stateful.items():
-                part.load_state_dict(state[name])
-            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
-            taken = {
-                "step": manifest["step"],
-                "restore_s": now(self.device) - began,
-                "restore_bytes": manifest["bytes"],
-            }
-            if built.loader is not None:  # draw other samples than after the last start
-                built.loader.seed += manifest["step"]
-                built.loader.close()
-        steps = set(of_ranks(taken["step"], dist.group.WORLD))
+        manifest, state = self.checkpoints.newest(self.device) or ({"step": 0, "bytes": None}, {})
+        for name, values in state.items():
+            built.stateful[name].load_state_dict(values)
+        restore_s = now(self.device) - began if state else None
+        # draw other samples than after the last start
+        torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
+        if built.loader is not None:
+            built.loader.seed += manifest["step"]
+            built.loader.close()
+        steps = set(of_ranks(manifest["step"], dist.group.WORLD))
         if len(steps) > 1:
             raise RuntimeError(
                 f"the ranks found different newest checkpoints, of the steps {steps}: all machines"
                 " must read the same checkpoint folder"
             )
-        return taken
+        return {
+            "step": manifest["step"],
+            "restore_s": restore_s,
+            "restore_bytes": manifest["bytes"],
+        }
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.

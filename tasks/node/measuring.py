@@ -116,13 +116,11 @@ class Patience:
             reference_s = (reference_s + self.reference.seconds()) / 2
             mine = [now_stolen - stolen, now_wanted - wanted, spent_s, self.left_s, reference_s]
             taken, wants, spent, left, references = zip(*of_ranks(mine, group), strict=True)
-            share, worst_taken, worst_wanted = max(
-                (_share(*ticks), *ticks) for ticks in zip(taken, wants, strict=True)
-            )
+            worst = max(zip(taken, wants, strict=True), key=lambda ticks: _share(*ticks))
             self.left_s = min(left)
-            if share < DISTURBED or self.left_s <= 0:
-                self.taken += worst_taken
-                self.wanted += worst_wanted
+            if _share(*worst) < DISTURBED or self.left_s <= 0:
+                self.taken += worst[0]
+                self.wanted += worst[1]
                 self.references.append(list(references))
                 return found
             self.left_s -= max(spent)
@@ -133,14 +131,9 @@ def processor_ticks() -> tuple[float, float]:
 
     stolen: the ticks in which a CPU was ready to run, but the hypervisor did not run it.
     wanted: the used ticks plus the stolen ticks.
-
-    Both are 0 if the kernel does not count stolen ticks.
     """
-    try:
-        words = _STAT.read_text().split("\n", 1)[0].split()
-        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
-    except (OSError, ValueError):
-        return 0.0, 0.0
+    words = _STAT.read_text().split()
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
     return stolen, user + nice + system + interrupts + soft + stolen
 
 

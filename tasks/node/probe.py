@@ -150,7 +150,7 @@ class _Links:
         while size < _MAX_BYTES:
             mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
             theirs = torch.empty_like(mine)
-            exchange([(mine, peer)], [(theirs, peer)], self.group)
+            exchange((mine, peer), (theirs, peer), self.group)
             if max(mine, theirs) >= _PAIR_S:
                 break
             size *= 2
@@ -165,5 +165,5 @@ class _Links:
         """Exchange `size` bytes with `peer` in both directions, and return the time in seconds."""
         sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
         before = time.monotonic()
-        exchange([(sent, peer)], [(received, peer)], self.group)
+        exchange((sent, peer), (received, peer), self.group)
         return time.monotonic() - before

@@ -97,7 +97,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.optimizer.zero_grad(set_to_none=True)
         before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, thread_counters(), batch))
+        loading.append(_loading(before, batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -128,14 +128,14 @@ def thread_counters() -> list[float]:
     return [time.perf_counter(), time.thread_time(), queued_s]
 
 
-def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float]:
+def _loading(before: list[float], batch: int) -> tuple[float, float]:
     """Return (CPU seconds, seconds of waiting for storage) per sample.
 
-    before, after: the results of `thread_counters` before and after this thread made the batch.
-    batch: the number of samples in the batch.
+    before: the result of `thread_counters` before this thread made the batch.
+    batch: the number of samples in the batch, which this thread has just made.
     """
     wall_s, processor_s, queued_s = (
-        (now - then) / batch for now, then in zip(after, before, strict=True)
+        (now - then) / batch for now, then in zip(thread_counters(), before, strict=True)
     )
     return processor_s, max(0.0, wall_s - processor_s - queued_s)
 

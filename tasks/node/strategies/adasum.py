@@ -98,14 +98,13 @@ class Changes:
     def _flat(self) -> Tensor:
         return _at_least_float32(torch.cat([weight.detach().flatten() for weight in self.weights]))
 
-
-def leave_gradients(
-    changes: Changes,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> Future[Tensor]:
-    """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
-    changes.is_due |= bucket.is_last()
-    return completed(bucket.buffer())
+    def leave_gradients(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> Future[Tensor]:
+        """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
+        self.is_due |= bucket.is_last()
+        return completed(bucket.buffer())
 
 
 def combine(
@@ -131,12 +130,12 @@ def combine(
     ends = [min(max(end - (not is_first) * middle, 0), len(own)) for end in accumulate(sizes)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
     theirs = torch.empty_like(own)
-    exchange([(given, peer)], [(theirs, peer)], group)
+    exchange((given, peer), (theirs, peer), group)
     dots = _dots(own, theirs, sizes) if is_first else _dots(theirs, own, sizes)
     near = 1
     while near <= distance:
         others = torch.empty_like(dots)
-        exchange([(dots, rank ^ near)], [(others, rank ^ near)], group)
+        exchange((dots, rank ^ near), (others, rank ^ near), group)
         dots += others
         near *= 2
     product, squares = dots[:, :1], dots[:, 1:]
@@ -147,7 +146,7 @@ def combine(
     ):
         mine.mul_(factor).add_(yours * other)
     combine(own, sizes, group, 2 * distance)
-    exchange([(own, peer)], [(given, peer)], group)
+    exchange((own, peer), (given, peer), group)
 
 
 def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:

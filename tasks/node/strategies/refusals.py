@@ -86,11 +86,8 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
-    if name in (*SHARDED, *TENSOR, TABLES):
-        kept = {id(table.weight) for table in tables_of(model).values()} if name == TABLES else None
+    if name in (*SHARDED, *TENSOR):
         for path, weight in model.named_parameters():
-            if kept is not None and id(weight) not in kept:
-                continue
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise ValueError(
                     f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
@@ -100,20 +97,15 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         runs = divisible_runs(model)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use ddp")
-        parts = {part for run in runs for layer in run.layers for part in layer.modules()}
-        # With one grid row, the first layer of a pair takes all features, and the second layer
-        # returns all features. These sizes need not be multiples of `columns`.
-        whole = {
-            layer: {"in_features", "nx"} if opens else {"out_features", "nf"}
-            for run in runs
-            if rows == 1
-            for layer, opens in run.opens.items()
-        }
+        parts = {part for run in runs for part in run.parts}
+        opens = {layer: first for run in runs for layer, first in run.opens.items()}
         for path, part in model.named_modules():
             sizes = {"in_features", "nx", "out_features", "nf", "num_heads"} & vars(part).keys()
-            if part in parts and any(
-                getattr(part, size) % columns for size in sizes - whole.get(part, set())
-            ):
+            if rows == 1 and part in opens:
+                # The first layer of a pair takes all features, and the second layer returns all
+                # features. These sizes need not be multiples of `columns`.
+                sizes -= {"in_features", "nx"} if opens[part] else {"out_features", "nf"}
+            if part in parts and any(getattr(part, size) % columns for size in sizes):
                 raise ValueError(
                     f"strategy {name}: the sizes of {path} ({part}) are not multiples of {columns};"
                     " use ddp"
@@ -125,11 +117,19 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use ddp"
             )
         for path, table in tables.items():
-            shared = uses[id(table.weight)] > 1
-            if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
+            entries = table.weight
+            if (
+                uses[id(entries)] > 1
+                or entries._backward_hooks
+                or entries._post_accumulate_grad_hooks
+                or table.sparse
+                or table.max_norm is not None
+                or table.scale_grad_by_freq
+            ):
                 raise ValueError(
-                    f"strategy {name}: the embedding table {path} shares its weight, or uses"
-                    " sparse gradients, max_norm or scale_grad_by_freq; use ddp"
+                    f"strategy {name}: the embedding table {path} shares its weight, has a hook on"
+                    " its gradient, or uses sparse gradients, max_norm or scale_grad_by_freq;"
+                    " use ddp"
                 )
 
 
