@@ -62,12 +62,10 @@ def profile(
         values["loader_workers"] = built.loader.given.num_workers
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
-    with torch.no_grad():
-        divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
         **built.sizes,
         "flops_per_sample": _flops(built, smallest),
-        **divided,
+        **volumes(built.model, built.make_batch(smallest)[0], smallest),
         "rows": rows,
         "buckets": _buckets(built, typical, group),
         **values,

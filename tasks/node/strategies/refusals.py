@@ -1,10 +1,10 @@
 """Refuse models, optimizers and machines that a strategy does not support.
 
-Each function `refuse...` raises ValueError with the reason.
+Each function `refuse...` raises ValueError with the reason. Other changes of the training, such as
+a lost hook on a gradient, show when the losses are compared with ddp (equivalence.py).
 """
 
 from collections.abc import Sequence
-from inspect import Parameter, signature
 
 import torch
 from torch import nn, optim
@@ -26,7 +26,6 @@ SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded a
 ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose steps equal ddp's steps up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
-_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # the kinds of *args and **kwargs
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop, optim.Adadelta,
              optim.Adamax, optim.NAdam, optim.RAdam, optim.Rprop, optim.ASGD)  # fmt: skip
@@ -86,12 +85,6 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
-    if name in (*SHARDED, *TENSOR):
-        for path, weight in model.named_parameters():
-            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-                raise ValueError(
-                    f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
-                )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
@@ -117,19 +110,11 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use ddp"
             )
         for path, table in tables.items():
-            entries = table.weight
-            if (
-                uses[id(entries)] > 1
-                or entries._backward_hooks
-                or entries._post_accumulate_grad_hooks
-                or table.sparse
-                or table.max_norm is not None
-                or table.scale_grad_by_freq
-            ):
+            shared = uses[id(table.weight)] > 1
+            if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"strategy {name}: the embedding table {path} shares its weight, has a hook on"
-                    " its gradient, or uses sparse gradients, max_norm or scale_grad_by_freq;"
-                    " use ddp"
+                    f"strategy {name}: the embedding table {path} shares its weight, or uses"
+                    " sparse gradients, max_norm or scale_grad_by_freq; use ddp"
                 )
 
 
@@ -140,19 +125,6 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
     if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(
             f"strategy {name} does not support an optimizer with its own step function; use ddp"
-        )
-    if name == ZERO1:
-        arguments = [*signature(kind).parameters.values()][1:]  # without the weights
-        named = {each.name for each in arguments if each.kind not in _OPEN}
-        if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
-            raise ValueError(
-                f"strategy {name}: {kind.__name__} cannot be copied, because its `defaults` lack"
-                f" {lost}; use ddp"
-            )
-    if name == TABLES and not kind.__module__.startswith("torch.optim"):
-        raise ValueError(
-            f"strategy {name}: each rank has some of the embedding tables only, and"
-            f" {kind.__name__} may need all weights; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

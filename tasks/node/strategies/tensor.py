@@ -26,7 +26,7 @@ A layer run is a sequence of layers that are divided together. There are three k
 Every rank holds all other layers whole, in DistributedDataParallel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -297,14 +297,9 @@ class _Attention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return (self-attention of `x`, None), like nn.MultiheadAttention with need_weights=False.
 
-        The masks are added to the attention scores. Raises ValueError if `attn_mask` does not have
-        the shape (length, length).
+        The masks are added to the attention scores. `attn_mask` has the shape (length, length).
+        Other shapes do not fit the divided heads.
         """
-        if attn_mask is not None and attn_mask.dim() != 2:
-            raise ValueError(
-                "attention with divided heads needs a single mask for all samples and heads,"
-                " of shape (length, length); use strategy ddp"
-            )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mask = None if is_causal else attn_mask
@@ -418,11 +413,11 @@ def _is_changed(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
-def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
+@torch.no_grad()
+def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
     """Count the elements that determine the communication of tensor parallelism for `model`.
 
-    `forward` calls the model with `batch` samples. The result is empty if no layer can be divided.
-    Its keys are:
+    `inputs` has `batch` samples. The result is empty if no layer can be divided. Its keys are:
 
     divided_weights: elements of the weights of all divided layers.
     divided_inputs: elements per sample of the inputs of all divided layers.
@@ -433,11 +428,11 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
     hooks = []
 
     def count(opens: bool, module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        inputs = (*given, *named.values())[0].numel() / batch
+        size = (*given, *named.values())[0].numel() / batch
         if isinstance(module, nn.MultiheadAttention):  # a pair of layers of equal sizes
-            inputs *= 2
-        found["divided_inputs"] += inputs
-        found["divided_pairs"] += inputs if opens else output.numel() / batch
+            size *= 2
+        found["divided_inputs"] += size
+        found["divided_pairs"] += size if opens else output.numel() / batch
 
     for run in divisible_runs(model):
         for part in run.parts:
@@ -447,7 +442,7 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
                 first = partial(count, run.opens.get(part, True))
                 hooks.append(part.register_forward_hook(first, with_kwargs=True))
     if hooks:
-        forward()
+        model(inputs)
     for hook in hooks:
         hook.remove()
     return found if found["divided_inputs"] else {}

@@ -3,8 +3,6 @@
 The defaults are BERT-base and the smallest GPT-2, on texts of the maximum length.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
