@@ -17,10 +17,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
-from .measuring import Patience
+from .measuring import Patience, central
 from .record import Item
 from .strategies.messages import completed
 from .strategies.tensor import volumes
@@ -57,9 +56,9 @@ def profile(
     loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
-        names = ("load_s", "load_wait_s")
-        values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
-        values["loader_workers"] = built.loader.given.num_workers
+        load_s, load_wait_s = map(median, zip(*loading, strict=True))
+        workers = built.loader.given.num_workers
+        values = {"load_s": load_s, "load_wait_s": load_wait_s, "loader_workers": workers}
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
     return {
@@ -103,13 +102,16 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.arithmetic.backward(loss)
         backward = clock_s()
         built.arithmetic.update(built.optimizer)
-        parts = (forward - started, backward - forward, clock_s() - backward)
-        steps.append((*parts, loaded - started))
-    middle = measuring.central(steps[_BURN_IN:], lambda step: sum(step[:3]))
-    names = ("forward_s", "backward_s", "optimizer_s", "input_s")
+        parts = (forward - started, backward - forward, clock_s() - backward, loaded - started)
+        steps.append(parts)
+    middle = central(steps[_BURN_IN:], lambda step: sum(step[:3]))
+    forward_s, backward_s, optimizer_s, input_s = map(fmean, zip(*middle, strict=True))
     return {
         "batch": batch,
-        **dict(zip(names, map(fmean, zip(*middle, strict=True)), strict=True)),
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "optimizer_s": optimizer_s,
+        "input_s": input_s,
         "peak_bytes": peak_bytes(built.device),
         "loading": loading[_BURN_IN:],
     }

@@ -26,11 +26,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running
-from .measuring import NotMeasured, Patience, meet
+from .measuring import NotMeasured, Patience, meet, next_block, spread
 from .record import Item
 from .strategies import apply_strategy
 from .strategies.refusals import ALWAYS_COMMUNICATE
@@ -159,7 +158,7 @@ class TimedSteps:
         seconds: list[float] = []
         waits: list[float] = []
         least, most, each = item.least_steps, item.most_steps, max(1, self.workers)
-        while count := measuring.next_block(
+        while count := next_block(
             seconds, least=least, most=most, left_s=item.most_s - self.elapsed_s
         ):
             slowest = self.block(math.ceil(count / each) * each).amax(dim=0)
@@ -266,7 +265,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
         )
     return {
         "step_s": step_s,
-        "step_spread": measuring.spread(seconds),
+        "step_spread": spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
         "rank_compute_s": compute_s,

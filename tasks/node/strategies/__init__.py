@@ -141,10 +141,6 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
         parameters_as_bucket_view=len(layouts) == 1,
         **{name: value for name, value in optimizer.defaults.items() if name in known},
     )
-    for held in shared.optim.param_groups:
-        for weight in held["params"]:  # Adagrad, for example, has states before the first step
-            if weight in optimizer.state:
-                shared.optim.state[weight] = optimizer.state[weight]
     optimizer.state = shared.optim.state
     optimizer.param_groups = shared.param_groups  # learning-rate schedulers write here
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks

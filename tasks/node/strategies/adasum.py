@@ -44,20 +44,11 @@ def combine_gradients(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Replace a bucket's gradients by their Adasum over ranks (adasum's DDP hook).
-
-    Raises RuntimeError if the gradients are sparse.
-    """
-    values = bucket.buffer()
-    if values.is_sparse:
-        raise RuntimeError(
-            f"strategy {GRADIENTS} cannot use sparse gradients. Create embeddings with sparse=False"
-        )
+    """Replace a bucket's gradients by their Adasum over ranks (adasum's DDP hook)."""
     # DDP never divides a parameter among buckets, so each dot product covers a whole parameter.
     # This hook blocks until the messages are exchanged, so all ranks use the same order of buckets.
-    wide = _at_least_float32(values)
-    combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
-    return completed(values if wide is values else values.copy_(wide))
+    combine(bucket.buffer(), [gradient.numel() for gradient in bucket.gradients()], group)
+    return completed(bucket.buffer())
 
 
 @dataclass
@@ -96,7 +87,7 @@ class Changes:
         self.is_due, self.before = False, None
 
     def _flat(self) -> Tensor:
-        return _at_least_float32(torch.cat([weight.detach().flatten() for weight in self.weights]))
+        return torch.cat([weight.detach().flatten() for weight in self.weights])
 
     def leave_gradients(
         self,
@@ -165,7 +156,3 @@ def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:
             a, b = block.double(), other.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
