@@ -68,8 +68,7 @@ class ElasticRun(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        assert self.plan.elastic is not None
-        self.item = self.plan.elastic
+        [self.item] = self.plan.items
         self.leads = self.node == self.plan.host and self.reports
         self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
 

@@ -13,7 +13,7 @@ from .device import now
 from .measuring import NotMeasured, Patience, central, meet
 from .record import Item
 from .strategies.messages import exchange
-from .strategies.replicas import of_ranks
+from .strategies.replicas import Group, of_ranks
 
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
@@ -26,9 +26,7 @@ _MIN_BYTES, _MAX_BYTES = 2**16, 2**26  # limits of the size of the long message
 _EXCHANGES = 4  # number of exchanges of a message; the first one is a warm-up
 
 
-def probe(
-    item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
-) -> dict[str, Any]:
+def probe(item: Item, group: Group, device: torch.device, patience: Patience) -> dict[str, Any]:
     """Time all-reduces of several sizes, and return the values for the run's record.
 
     Returns {"rows": list}. Each row is a dictionary for one message size:

@@ -91,7 +91,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     steps, loading = [], []
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         started = clock_s()
-        built.optimizer.zero_grad(set_to_none=True)
+        built.optimizer.zero_grad()
         before = thread_counters()
         inputs, target = built.make_batch(batch)
         loading.append(_loading(before, batch))
@@ -158,7 +158,7 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
-    built.optimizer.zero_grad(set_to_none=True)
+    built.optimizer.zero_grad()
     return float(counter.get_total_flops()) / batch
 
 
@@ -185,7 +185,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
     passes = []
     # DDP rebuilds its buckets after the first pass, so the first _REBUILD passes are left out.
     for _ in _repeats(clock_s, _REBUILD, _BUCKETS_S):
-        built.optimizer.zero_grad(set_to_none=True)
+        built.optimizer.zero_grad()
         loss = built.loss_of(module, batch)
         ready.clear()
         before = clock_s()

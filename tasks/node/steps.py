@@ -33,12 +33,10 @@ from .measuring import NotMeasured, Patience, meet, next_block, spread
 from .record import Item
 from .strategies import apply_strategy
 from .strategies.refusals import ALWAYS_COMMUNICATE
-from .strategies.replicas import no_sync, of_ranks
+from .strategies.replicas import Group, no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # number of timed steps without communication
-
-Group = dist.ProcessGroup | None
 
 
 def one_step(
@@ -57,7 +55,7 @@ def one_step(
     sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
         micro-step.
     """
-    built.optimizer.zero_grad(set_to_none=True)
+    built.optimizer.zero_grad()
     losses = []
     for micro, size in enumerate(sizes):
         if not size:
@@ -77,7 +75,7 @@ class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
     step: takes one optimizer step and returns its loss.
-    losses: the loss of each step. Steps timed without communication are left out.
+    losses: the loss of each step.
     elapsed_s: seconds of all blocks, including barriers and the start of loader workers. If a block
         was repeated, only the repetition that was kept counts.
     """
@@ -139,10 +137,8 @@ class TimedSteps:
             with running(self.built.loader):
                 for _ in range(count):
                     before, waited = clock_s(), self.built.waited_s
-                    loss = self.step(sync=sync)
+                    self.losses.append(self.step(sync=sync))
                     times.append([clock_s() - before, self.built.waited_s - waited])
-                    if sync:
-                        self.losses.append(loss)
             return of_ranks([[clock_s() - started, 0.0], *times], self.group)
 
         found = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)

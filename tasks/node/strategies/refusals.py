@@ -121,11 +121,6 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
     """Raise ValueError if the strategy does not support the optimizer or its step hooks."""
     kind = type(optimizer)
-    step = vars(optimizer).get("step")
-    if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise ValueError(
-            f"strategy {name} does not support an optimizer with its own step function; use ddp"
-        )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(

@@ -37,7 +37,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -50,7 +49,7 @@ _RUN = {nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, 
         nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh, nn.Sigmoid,
         nn.Softplus}  # fmt: skip
 _ENCODER = {*_RUN, nn.TransformerEncoderLayer, nn.MultiheadAttention,
-            NonDynamicallyQuantizableLinear}  # fmt: skip
+            nn.modules.linear.NonDynamicallyQuantizableLinear}  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Minimum number of linear layers in a run. One layer needs as much communication as two layers.
 _MIN_LINEAR = 2
@@ -203,7 +202,7 @@ class _Linear(nn.Module):
         bias: Tensor | None,
         *,
         opens: bool,
-        dim: int = 0,
+        dim: int,
         arrange: Cut = _unchanged,
     ) -> None:
         super().__init__()
