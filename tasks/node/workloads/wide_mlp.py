@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-def build(features: int = 512, width: int = 1280) -> tuple[Any, ...]:
+def build(features: int = 512, width: int = 1280, frames: int = 6) -> tuple[Any, ...]:
     """Return model, loss, batch function and optimizer."""
     model = nn.Sequential(
         nn.Linear(features, width),
@@ -15,7 +15,7 @@ def build(features: int = 512, width: int = 1280) -> tuple[Any, ...]:
         nn.ReLU(),
         nn.Linear(width, features),
     )
-    clips = torch.randn(512, 6, features)
+    clips = torch.randn(512, frames, features)
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
         picked = clips[torch.randint(len(clips), (batch,))]
