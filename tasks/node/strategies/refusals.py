@@ -1,10 +1,10 @@
 """Refuse models, optimizers and machines that a strategy does not support.
 
-Each function `refuse...` raises ValueError with the reason. Other changes of the training, such as
-a lost hook on a gradient, show when the losses are compared with ddp (equivalence.py).
+Each function `refuse...` raises ValueError with the reason.
 """
 
 from collections.abc import Sequence
+from inspect import Parameter, signature
 
 import torch
 from torch import nn, optim
@@ -26,6 +26,7 @@ SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded a
 ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose steps equal ddp's steps up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
+_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # the kinds of *args and **kwargs
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop, optim.Adadelta,
              optim.Adamax, optim.NAdam, optim.RAdam, optim.Rprop, optim.ASGD)  # fmt: skip
@@ -85,20 +86,34 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
+    if name in (*SHARDED, *TENSOR, TABLES):
+        kept = {id(table.weight) for table in tables_of(model).values()} if name == TABLES else None
+        for path, weight in model.named_parameters():
+            if kept is not None and id(weight) not in kept:
+                continue
+            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                raise ValueError(
+                    f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
+                )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use ddp")
-        parts = {part for run in runs for part in run.parts}
-        opens = {layer: first for run in runs for layer, first in run.opens.items()}
+        parts = {part for run in runs for layer in run.layers for part in layer.modules()}
+        # With one grid row, the first layer of a pair takes all features, and the second layer
+        # returns all features. These sizes need not be multiples of `columns`.
+        whole = {
+            layer: {"in_features", "nx"} if opens else {"out_features", "nf"}
+            for run in runs
+            if rows == 1
+            for layer, opens in run.opens.items()
+        }
         for path, part in model.named_modules():
             sizes = {"in_features", "nx", "out_features", "nf", "num_heads"} & vars(part).keys()
-            if rows == 1 and part in opens:
-                # The first layer of a pair takes all features, and the second layer returns all
-                # features. These sizes need not be multiples of `columns`.
-                sizes -= {"in_features", "nx"} if opens[part] else {"out_features", "nf"}
-            if part in parts and any(getattr(part, size) % columns for size in sizes):
+            if part in parts and any(
+                getattr(part, size) % columns for size in sizes - whole.get(part, set())
+            ):
                 raise ValueError(
                     f"strategy {name}: the sizes of {path} ({part}) are not multiples of {columns};"
                     " use ddp"
@@ -121,6 +136,24 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
     """Raise ValueError if the strategy does not support the optimizer or its step hooks."""
     kind = type(optimizer)
+    step = vars(optimizer).get("step")
+    if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ValueError(
+            f"strategy {name} does not support an optimizer with its own step function; use ddp"
+        )
+    if name == ZERO1:
+        arguments = [*signature(kind).parameters.values()][1:]  # without the weights
+        named = {each.name for each in arguments if each.kind not in _OPEN}
+        if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
+            raise ValueError(
+                f"strategy {name}: {kind.__name__} cannot be copied, because its `defaults` lack"
+                f" {lost}; use ddp"
+            )
+    if name == TABLES and not kind.__module__.startswith("torch.optim"):
+        raise ValueError(
+            f"strategy {name}: each rank has some of the embedding tables only, and"
+            f" {kind.__name__} may need all weights; use ddp, or an optimizer of torch"
+        )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(

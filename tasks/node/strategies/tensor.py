@@ -296,9 +296,14 @@ class _Attention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return (self-attention of `x`, None), like nn.MultiheadAttention with need_weights=False.
 
-        The masks are added to the attention scores. `attn_mask` has the shape (length, length).
-        Other shapes do not fit the divided heads.
+        The masks are added to the attention scores. Raises ValueError if `attn_mask` does not have
+        the shape (length, length).
         """
+        if attn_mask is not None and attn_mask.dim() != 2:
+            raise ValueError(
+                "attention with divided heads needs a single mask for all samples and heads,"
+                " of shape (length, length); use strategy ddp"
+            )
         joint = self.into_heads(x).transpose(0, self.dim)
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mask = None if is_causal else attn_mask

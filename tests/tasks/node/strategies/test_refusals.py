@@ -59,6 +59,25 @@ def clipping():
     return optimizer
 
 
+class Bounded(torch.optim.SGD):
+    """Keeps an argument to itself."""
+
+    def __init__(self, weights, most=1.0):
+        super().__init__(weights)
+
+
+def stepping():
+    optimizer = torch.optim.SGD(pair().parameters())
+    optimizer.step = lambda: None
+    return optimizer
+
+
+def masked():
+    model = table()
+    model[0].weight.register_hook(torch.relu)
+    return model
+
+
 @pytest.mark.parametrize(
     ("name", "machines"),
     [
@@ -101,6 +120,13 @@ def test_each_strategy_can_be_named():
         (partial(refuse_optimizer, "adasum-delta", Unhooked()), "Unhooked"),
         (partial(refuse_optimizer, "tensor-1d", torch.optim.LBFGS(pair().parameters())), "LBFGS"),
         (partial(refuse_optimizer, "tables", clipping()), "tables"),
+        (partial(refuse_optimizer, "tables", Bounded(pair().parameters())), "Bounded"),
+        (partial(refuse_optimizer, "zero1", Bounded(pair().parameters())), "most"),
+        (partial(refuse_optimizer, "zero1", stepping()), "zero1"),
+        *(
+            (partial(refuse_model, name, masked(), (2,)), " 0.weight")
+            for name in ("fsdp", "tables")
+        ),
     ],
 )
 def test_what_a_strategy_would_train_as_something_else_is_refused(act, named):
@@ -112,4 +138,7 @@ def test_what_a_strategy_can_train_is_not_refused():
     refuse(run("zero2", switches="offload"), CUDA)
     refuse(run("ps-1", precision="fp16", batches=[6, 2]), CPU)
     refuse_optimizer("fsdp", clipping())
+    scheduled = torch.optim.AdamW(pair().parameters())
+    torch.optim.lr_scheduler.StepLR(scheduled, 2)
+    refuse_optimizer("zero1", scheduled)
     refuse_model("tensor-1d", nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5)), (2,))
