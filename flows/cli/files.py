@@ -30,15 +30,16 @@ def import_(
     """Load measurements made elsewhere, facts about workloads, or both."""
     if file is None and workloads is None:
         raise typer.BadParameter("give a file of measurements, --workloads, or both")
-    from tasks.data_files.imports import ImportFiles, import_measurements
+    from tasks.data_files.imports import import_measurements
 
     found, warehouse = opened()
     if not dry_run:
         warehouse.create()
     imported = import_measurements(
         warehouse,
-        ImportFiles(measurements=file, workloads=workloads),
         datetime.now(UTC),
+        measurements=file,
+        workloads=workloads,
         local_types=found.local.instance_types,
         force=force,
         dry_run=dry_run,

@@ -1,6 +1,7 @@
 """Read instance types from a catalogue file: CSV or Parquet, with the columns of CatalogueRow."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +11,8 @@ from .measurements import read_descriptions
 
 COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
 COLUMNS += ["device_memory_gib", "device_tflops"]
+_Positive = Annotated[float | None, Field(gt=0)]
+_Count = Annotated[float | None, Field(ge=0)]
 
 
 class CatalogueRow(BaseModel):
@@ -18,14 +21,14 @@ class CatalogueRow(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     instance_type: str
-    vcpu: float | None = Field(default=None, gt=0)
-    memory_gib: float | None = Field(default=None, gt=0)
+    vcpu: _Positive = None
+    memory_gib: _Positive = None
     gpu_name: str | None = None
-    gpu_count: float | None = Field(default=None, ge=0)
-    gpu_memory_gib_each: float | None = Field(default=None, ge=0)
+    gpu_count: _Count = None
+    gpu_memory_gib_each: _Count = None
     accelerator_name: str | None = None
-    accelerator_count: float | None = Field(default=None, ge=0)
-    network_gbps: float | None = Field(default=None, gt=0)
+    accelerator_count: _Count = None
+    network_gbps: _Positive = None
 
     @property
     def device(self) -> str:
@@ -54,6 +57,6 @@ def read_catalogue(path: Path) -> pd.DataFrame:
             *(row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps),
             *(row.memory_gib, row.gpu_memory_gib_each or None, device_tflops(row.device)),
         )
-        for row in read_descriptions(path, CatalogueRow, key="instance_type")[0]
+        for row in read_descriptions(path, CatalogueRow)
     ]
     return pd.DataFrame(rows, columns=COLUMNS)

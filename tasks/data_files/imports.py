@@ -5,7 +5,6 @@ learns from its rows. Importing the same files again restores the rows.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ from ..workspace.workspace import Workspace, known_devices, refresh_command
 from .measurements import (
     ImportRefused,
     digest_of_file,
-    ignored_columns,
     read_facts,
     sentences,
     stage_measurements,
@@ -85,32 +83,12 @@ class Imported:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFiles:
-    """The files to import: measurements, facts of workloads (parameters, FLOPs, ...), or both."""
-
-    measurements: Path | None = None
-    workloads: Path | None = None
-
-    def import_id(self, providers: Iterable[str]) -> str:
-        """Return the id of the import, which is a digest of the files and `providers`.
-
-        The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
-        """
-        rows, facts = (
-            digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
-        )
-        if rows == digest_of_file(MEASUREMENTS):
-            return PUBLIC_IMPORT
-        text = json.dumps([rows, facts, *sorted(providers)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def import_measurements(
     warehouse: Warehouse,
-    files: ImportFiles,
     now: datetime,
     *,
+    measurements: Path | None = None,
+    workloads: Path | None = None,
     local_types: Iterable[str] = (),
     force: bool = False,
     dry_run: bool = False,
@@ -119,6 +97,7 @@ def import_measurements(
 
     Loading the same files again changes nothing, unless their import was forgotten.
 
+    measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.
     force: if True, implausible rows are loaded too.
     dry_run: if True, the files are checked but nothing is loaded.
@@ -127,21 +106,21 @@ def import_measurements(
         ImportRefused: if a file is refused. Nothing is loaded.
         WarehouseError: if the warehouse cannot be written. Nothing is loaded.
     """
-    path, found = files.measurements, Imported(dry_run=dry_run)
-    facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
+    found, files = Imported(dry_run=dry_run), (measurements, workloads)
+    facts = read_facts(workloads) if workloads else []
     types, described = known_devices(local_types), [fact["workload"] for fact in facts]
     with _opened(warehouse, dry_run) as connection:
-        if path:
-            ignored = ignored + stage_measurements(connection, path, now)
+        if measurements:
+            stage_measurements(connection, measurements, now)
             found.counts = staged_counts(connection)
             found.rows = sum(found.counts["workload"].values())
             found.new, other = counted_before(connection)
             found.sentences = _warnings(found.counts, types, other)
-        found.sentences += ignored_columns(ignored)
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
-        found.import_id = files.import_id(found.providers)
+        digests = [digest_of_file(path) if path else "" for path in files]
+        found.import_id = _import_id(digests, found.providers)
         remember(connection)
-        names = [one.name if one else None for one in (path, files.workloads)]
+        names = [path.name if path else None for path in files]
         note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
         stamp = {"import_id": found.import_id, "noted_at": now}
         for provider in found.providers:
@@ -151,15 +130,28 @@ def import_measurements(
             found.counts["facts of workloads"] = {
                 kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
             }
-        if path:
+        if measurements:
             if not force:
-                _refuse_implausible(connection, path, types, described)
-            digest = digest_of_file(path)
-            append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
+                _refuse_implausible(connection, measurements, types, described)
+            append_imports(
+                connection, file_digest=digests[0], loaded_at=now, import_id=found.import_id
+            )
         if dry_run:
             connection.rollback()
             connection.begin()
     return found
+
+
+def _import_id(digests: Sequence[str], providers: Sequence[str]) -> str:
+    """Return the id of an import.
+
+    The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
+
+    digests: the digests of the file of measurements and of the file of facts.
+    """
+    if digests[0] == digest_of_file(MEASUREMENTS):
+        return PUBLIC_IMPORT
+    return hashlib.sha256(" ".join([*digests, *providers]).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -242,10 +234,11 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
     with warehouse.transact() as connection:
         note_instance_types(connection, public_machines(), noted_at=now)
-    loaded = import_measurements(warehouse, files, now, force=True)
+    loaded = import_measurements(
+        warehouse, now, measurements=MEASUREMENTS, workloads=FACTS, force=True
+    )
     reporter().say(
         f"loaded {loaded.rows} rows: {ORIGIN}. They count for a workload until you measure it."
         f" To remove all of them, type `srift forget {PUBLIC_IMPORT}`"

@@ -29,9 +29,11 @@ from warehouse.append import in_utc
 from warehouse.database import Connection
 from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
 
+from ..reporting.progress import reporter
 from ..workspace.workspace import PROVIDERS
 
 _SHOWN = 20  # maximum number of bad values in the message of an error
+_EMPTY = ("", "None", "nan")  # texts of a missing value
 _AHEAD = timedelta(days=1)  # a time without a zone may come from a zone ahead of UTC
 _Described = TypeVar("_Described", bound=BaseModel)
 
@@ -70,15 +72,15 @@ class Facts(BaseModel):
     samples: Whole | None = None
 
 
-def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
-    """Read a file into the temporary table `staged`, and return the names of ignored columns.
+def stage_measurements(connection: Connection, path: Path, now: datetime) -> None:
+    """Read a file into the temporary table `staged`.
 
-    Unknown columns are ignored. Raises ImportRefused if a required column is missing or a value is
-    bad, such as a time more than a day after `now`.
+    Raises ImportRefused if a required column is missing or a value is bad, such as a time more than
+    a day after `now`.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
-    ignored = _unknown_columns(path, table, required, COLUMNS)
+    _check_columns(path, table, required, COLUMNS)
     stage(connection, table)
     known = {
         "precisions": list(PRECISIONS),
@@ -90,42 +92,35 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
     wrong = sentences(path, problems(connection, known))
     if wrong:
         raise ImportRefused(path, wrong)
-    return ignored
 
 
-def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows in the form of `TrainingData.runs`, and the names of unknown columns.
+def read_frame(path: Path) -> pd.DataFrame:
+    """Return the file's rows in the form of `TrainingData.runs`.
 
     Raises ImportRefused if a value is bad.
     """
     with scratch() as connection:
-        ignored = stage_measurements(connection, path, datetime.now(UTC))
-        return staged_frame(connection).assign(step_spread=float("nan")), ignored
+        stage_measurements(connection, path, datetime.now(UTC))
+        return staged_frame(connection).assign(step_spread=float("nan"))
 
 
-def read_descriptions(
-    path: Path, kind: type[_Described], *, key: str
-) -> tuple[list[_Described], list[str]]:
-    """Return the file's rows as instances of `kind`, and the names of unknown columns.
+def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
+    """Return the file's rows as instances of `kind`.
 
-    kind: a pydantic model.
-    key: the column that identifies a row.
+    kind: a pydantic model. Its first field identifies a row.
 
-    Raises ImportRefused if a value is bad, or if two rows have the same value in the column `key`.
+    Raises ImportRefused if a value is bad, or if the first field of two rows has the same value.
     """
-    table = read_table(path)
+    table, (key, *_) = read_table(path), kind.model_fields
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
-    ignored = _unknown_columns(path, table, required, kind.model_fields)
+    _check_columns(path, table, required, kind.model_fields)
     rows: list[_Described] = []
     problems: list[str] = []
     for texts in table.to_pylist():
-        given = {
-            name: str(value).strip()
-            for name, value in texts.items()
-            if value is not None and value == value
-        }
+        given = {name: str(value).strip() for name, value in texts.items()}
+        stated = {name: text for name, text in given.items() if text not in _EMPTY}
         try:
-            rows.append(kind.model_validate({name: text for name, text in given.items() if text}))
+            rows.append(kind.model_validate(stated))
         except ValidationError as error:
             problems += [
                 f"{row_word(path)} {texts['place']}, column {one['loc'][0]}:"
@@ -136,31 +131,31 @@ def read_descriptions(
     problems += [f"column {key}: {name!r} is repeated" for name, n in counts.items() if n > 1]
     if problems:
         raise ImportRefused(path, problems)
-    return rows, ignored
+    return rows
 
 
-def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a file with facts of workloads, and the names of unknown columns.
+def read_facts(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file with facts of workloads.
 
     Facts are numbers such as parameters and FLOPs. A row has no keys for empty facts.
 
     Raises ImportRefused if a value is bad or a workload is repeated.
     """
-    rows, ignored = read_descriptions(path, Facts, key="workload")
-    return [row.model_dump(exclude_none=True) for row in rows], ignored
+    return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts)]
 
 
-def _unknown_columns(
+def _check_columns(
     path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
-) -> list[str]:
-    """Return the columns of `table` that are not in `known`, sorted.
+) -> None:
+    """Print a warning if the table has columns that are not in `known`.
 
     Raises ImportRefused if a column of `required` is missing.
     """
     missing = [name for name in required if name not in table.column_names]
     if missing:
         raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
-    return sorted(set(table.column_names) - {*known, "place"})
+    if ignored := sorted(set(table.column_names) - {*known, "place"}):
+        reporter().say(f"{path.name}: unknown columns are ignored: {', '.join(ignored)}")
 
 
 def read_table(path: Path) -> pa.Table:
@@ -198,11 +193,6 @@ def _read_csv(path: Path) -> pa.Table:
         raise ImportRefused(path, [f"line {line}: more values than columns" for line in long])
     schema = pa.schema([*((name, pa.string()) for name in names), ("place", pa.int64())])
     return pa.Table.from_pylist(rows, schema=schema)
-
-
-def ignored_columns(names: Iterable[str]) -> list[str]:
-    """Return a warning for each name of an unknown column."""
-    return [f"column {name!r} is unknown and was ignored" for name in names]
 
 
 def digest_of_file(path: Path) -> str:

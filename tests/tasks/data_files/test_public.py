@@ -8,7 +8,6 @@ import pytest
 from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from tasks.data_files.imports import (
-    ImportFiles,
     forget_import,
     import_measurements,
     load_public,
@@ -39,7 +38,7 @@ def here(tmp_path):
 def own(here, text):
     file = here.home / "own.csv"
     file.write_text(text)
-    return import_measurements(here.warehouse, ImportFiles(measurements=file), NOON).import_id
+    return import_measurements(here.warehouse, NOON, measurements=file).import_id
 
 
 ROW = f"workload,cluster,batch_per_device,step_s\n{NAME},1xg4dn.xlarge,64,0.6\n"
@@ -84,8 +83,7 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
     assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
     assert NAME not in load_public_if_needed(here, NAME, NOON).settings.workloads
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
-    import_measurements(here.warehouse, files, NOON)
+    import_measurements(here.warehouse, NOON, measurements=MEASUREMENTS, workloads=FACTS)
     assert NAME in load_public_if_needed(here, NAME, NOON).settings.workloads
 
 

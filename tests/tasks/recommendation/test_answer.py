@@ -8,7 +8,7 @@ import pytest
 from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from models.planner.planner import nothing
-from tasks.data_files.imports import ImportFiles, import_measurements
+from tasks.data_files.imports import import_measurements
 from tasks.market.offers import with_facts
 from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.case import Case
@@ -35,8 +35,9 @@ class Asked:
         (folder / "facts.csv").write_text(FACTS.format(samples))
         import_measurements(
             self.here.warehouse,
-            ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"),
             NOON,
+            measurements=folder / "rows.csv",
+            workloads=folder / "facts.csv",
         )
         self.workloads = []
         module = "tasks.recommendation.answer"
