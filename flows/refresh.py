@@ -87,7 +87,7 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
-    publish_summary(workspace.report_page, bought, promotion)
+    publish_summary("refresh", workspace.report_page, [bought, promotion])
     reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,

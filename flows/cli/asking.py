@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.common import Json, Provider, ProviderName, settings, show
-from models.domain.suggestions import nearest_names
 
 app = typer.Typer()
 _HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
@@ -179,16 +178,11 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Print the published table: the best clusters for each workload and goal."""
-    from tasks.reporting.tables import print_recommendations
+    from tasks.reporting.tables import print_recommendations, rows_with
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")
-    for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
-        known = sorted({str(row[column]) for row in rows})
-        if wanted is not None and wanted not in known:
-            near = nearest_names(wanted, known)
-            raise typer.BadParameter(f"no published row has {column} {wanted!r}; {near}")
-        rows = [row for row in rows if wanted in (None, row[column])]
+    rows = rows_with(rows, workload=workload, goal=goal, provider=provider)
     show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
+from models.campaign.candidates import training_run, type_names
 from models.campaign.pilots import choose_pilots
-from models.campaign.run_value import Past
-from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
@@ -23,7 +21,6 @@ from models.planner.enumeration import sold_together
 from models.planner.explanations import amount, named
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
-from warehouse import reads
 
 from ..reporting.tables import share
 from ..workspace.workspace import Workspace, refresh_command
@@ -44,16 +41,16 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
     Regret is how much worse a choice is than the best setup: the difference of the natural logs of
-    their hours or dollars. If the model cannot predict the workload, the suggested runs are the
-    next refresh's runs. Keys of the result:
+    their hours or dollars. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. False if
             the suggested runs would reduce the regret. None if there is no useful run.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
             pair of cluster and PlannedRun). `regret_after` is the expected regret after this run
-            and all earlier runs of the list.
-        reason: why no run is suggested, else "".
+            and all earlier runs of the list. The seconds and dollars are those of a launch with no
+            other run.
+        reason: a sentence on the regret, or on why no run is suggested.
 
     buyable: offers of machines to measure on. Offers without a price are ignored.
     """
@@ -64,7 +61,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         command = refresh_command(case.workspace.provider.name, "0")
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
-        return _profiles(case, sold, count)
+        return _no_runs("the workload was never measured in its present definition")
     return _pilots(case, case.model, plan, sold, count)
 
 
@@ -132,24 +129,36 @@ def _pilots(
         return _no_runs(first["reason"])
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
-    answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
+    loss = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
+    answer: Found = {"settled": None, "regret": found.regret, "runs": []}
     if not found.chosen:
-        return answer
+        return answer | {"settled": True, "reason": f"settled: {loss}"}
     settled = found.regret < SETTLED
     if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
-        return answer | {"settled": None}
+        return answer | {"reason": f"open: {loss}; a few runs would not settle the choice"}
     costs, runs = case.experience.costs, []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
-    for place, step_s in enumerate(map(float, seconds)):
-        setup = candidates[found.chosen[place]]
-        run_s = costs.run_s(step_s) + prior_s(setup.mode)
-        run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
-        runs.append(run | {"regret_after": found.after[place]})
+    for place, regret, step_s in zip(found.chosen, found.after, map(float, seconds), strict=True):
+        setup = candidates[place]
+        run, cluster = training_run(setup, step_s, costs), setup.cluster
+        billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))
+        runs.append(
+            {
+                "kind": run.kind,
+                **run.row(),
+                "market": cluster.market,
+                "seconds": billed_s,
+                "usd": billed_s * (cluster.total_usd_per_hour or 0.0) / 3600,
+                "planned": (cluster, run),
+                "regret_after": regret,
+            }
+        )
     saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
-        return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
-    return answer | {"settled": settled, "runs": runs}
+        return answer | {"reason": f"{reason} {amount(saved_usd, 'usd')}"}
+    reason = f"settled: {loss}" if settled else f"open: {loss}; these runs are most informative"
+    return answer | {"settled": settled, "runs": runs, "reason": reason}
 
 
 def _candidates(
@@ -201,60 +210,3 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
         cluster = Cluster(members=tuple(group[name] for name in names))
         if not supply.fits(cluster):
             yield replace(setup, cluster=cluster)
-
-
-def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run` as an entry of `runs` in the result of `pilots_for`.
-
-    The seconds and dollars are those of a launch with no other run.
-    run_s: duration of the run on `cluster` in seconds.
-    """
-    seconds, row = costs.billed_s(run_s), run.row()
-    del row["workload"]
-    return {
-        "kind": run.kind,
-        **row,
-        "market": cluster.market,
-        "seconds": seconds,
-        "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600,
-        "planned": (cluster, run),
-    }
-
-
-def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the result of `pilots_for` for a workload that the model cannot predict.
-
-    The result has at most `count` runs of the next refresh. Profiles come first. A profile measures
-    the compute time of one device.
-    """
-    workspace, costs = case.workspace, case.experience.costs
-    if case.workload.name not in {one.name for one in workspace.measurable}:
-        return _no_runs(
-            "the speed of this workload is unknown; import its flops_per_sample or measurements"
-            " with `srift import FILE`"
-        )
-    frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-    settings = workspace.settings.campaign
-    campaign = CampaignLimits(
-        max_usd=math.inf,
-        max_seconds=workspace.max_minutes * 60,
-        max_hosts=settings.max_hosts,
-        fits=workspace.provider.launches,
-        market=sold[0].market,
-        costs=costs,
-    )
-    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
-    items = [
-        (Cluster(members=tuple(launch.cluster.members[node] for node in run.nodes)), run)
-        for launch in shopping_list(campaign, [case.workload], sold, past)
-        for run in launch.items
-        if run.kind != "probe"
-    ]
-    items.sort(key=lambda pair: pair[1].kind != "profile")
-    runs = [
-        _billed(run, cluster, run.est_s, costs) | {"regret_after": None}
-        for cluster, run in items[:count]
-    ]
-    if not runs:
-        return _no_runs("a run on any machine on offer would show nothing new")
-    return {"settled": False, "regret": None, "runs": runs, "reason": ""}

@@ -7,13 +7,15 @@ import re
 import string
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from models.domain.suggestions import nearest_names
 from models.domain.workload import Mode
 
+from ..workspace.settings import SettingsError
 from .progress import goal_text
 
 # Most programs that import this module print nothing. So functions import rich.
@@ -41,6 +43,23 @@ def cautions_in(reasons: Iterable[str]) -> list[str]:
 
 def without_cautions(reason: str) -> str:
     return _CAUTION.sub("", reason)
+
+
+def rows_with(rows: Sequence[Row], **wanted: str | None) -> Sequence[Row]:
+    """Return the published rows with the wanted value in each column.
+
+    wanted: {column: value}. None accepts every value.
+
+    Raises SettingsError if no row has a wanted value.
+    """
+    for column, value in wanted.items():
+        if value is not None:
+            known = {row[column] for row in rows}
+            if value not in known:
+                near = nearest_names(value, known)
+                raise SettingsError(f"no published row has {column} {value!r}; {near}")
+            rows = [row for row in rows if row[column] == value]
+    return rows
 
 
 class _Cell(string.Formatter):
@@ -177,7 +196,7 @@ _PILOTS = """
     batch: {batch}
     seconds: {seconds:.0f}
     usd: {usd:.2g}
-    expected regret after: {regret_after:?}
+    expected regret after: {regret_after:}
 """
 
 
@@ -234,30 +253,16 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the suggested runs, or the reason why no run is suggested.
+    """Print the suggested runs, and the reason why they or no runs are suggested.
 
     pilots: the result of `tasks.recommendation.pilots.pilots_for`.
     """
-    runs, regret = pilots["runs"], pilots["regret"]
-    loss = (
-        "the workload was never measured in its present definition"
-        if regret is None
-        else f"choosing now is expected to be {share(regret)} worse than the best choice"
-    )
-    if pilots["reason"]:
-        _print(f"\n{pilots['reason']}")
-    elif pilots["settled"] is None:
-        _print(f"\nopen: {loss}; a few runs would not settle the choice")
-    elif pilots["settled"]:
-        _print(f"\nsettled: {loss}")
-    else:
-        usd = sum(run["usd"] for run in runs)
-        title = f"open: {loss}; these {len(runs)} runs are the most informative and cost ${usd:.2g}"
-        shown = [_described(run) for run in runs]
-        for run in shown:
-            if run["regret_after"] is not None:
-                run["regret_after"] = share(run["regret_after"])
-        _print_table(shown, _PILOTS, title)
+    _print(f"\n{pilots['reason']}")
+    if not pilots["settled"]:
+        runs = [
+            _described(run) | {"regret_after": share(run["regret_after"])} for run in pilots["runs"]
+        ]
+        _print_table(runs, _PILOTS)
 
 
 def share(regret: float) -> str:
@@ -282,8 +287,7 @@ def _recommended(row: Row) -> dict[str, Any]:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
         return blank | texts | {"rank": row["rank"], "cluster": row.get("device") or ""}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
-    places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
-    step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
+    step = f"{middle:#.3g} ({low:#.3g}-{high:#.3g})"
     risk = row["interruption_risk"] or None
     texts |= {"step": step, "interruption_risk": risk}
     return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
@@ -337,7 +341,6 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
     """Return a row for each launch: its cluster, its runs, and estimated seconds and dollars."""
-    names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {
             "cluster": launch.cluster.name,
@@ -346,7 +349,7 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
             "est_s": launch.est_s,
             "est_usd": launch.est_usd,
             "reason": launch.reason,
-            "items": [{name: getattr(item, name) for name in names} for item in launch.items],
+            "items": [asdict(item) for item in launch.items],
         }
         for launch in launches
     ]
@@ -575,15 +578,22 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_backtest(found: Row) -> None:
-    """Print the result of `srift backtest`, with errors rounded to four decimals."""
-    import pandas as pd
-
-    title = (
+    """Print the result of `srift backtest`."""
+    columns = """
+        by: {by}
+        group: {group}
+        rows: {rows:}
+        mean error: {mean_error:.1%}
+        median error: {median_error:.1%}
+        p90 error: {p90_error:.1%}
+        in 50 % interval: {coverage_50:.1%}
+        in 80 %: {coverage_80:.1%}
+        in 90 %: {coverage_90:.1%}
+        median width: {median_width:.1%}
+    """
+    _print(
         f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
-        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
-        " and 90 % intervals"
+        " |predicted - measured| / measured"
     )
-    frame = pd.DataFrame(found["summary"])
-    text = frame.round(4).to_string(index=False) if len(frame) else ""
-    _print(f"{title}\n{text}".rstrip())
+    _print_table(found["summary"], columns)
     _print_notes(found["sentences"])
