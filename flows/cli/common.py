@@ -11,7 +11,6 @@ import typer
 
 if TYPE_CHECKING:
     from tasks.workspace.settings import Settings
-    from warehouse.database import Warehouse
 
 
 ProviderName = Literal["local", "ec2"]
@@ -64,11 +63,3 @@ def settings() -> Settings:
     # The console shows only the command's output. Prefect still stores the log of a flow run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     return found
-
-
-def opened() -> tuple[Settings, Warehouse]:
-    """Return the settings and the warehouse. The warehouse file may not exist yet."""
-    from tasks.workspace.shared import open_warehouse
-
-    found = settings()
-    return found, open_warehouse(found)

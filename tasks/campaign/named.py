@@ -21,7 +21,7 @@ from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal
 from models.planner import planner
-from models.planner.enumeration import sold_together
+from models.planner.enumeration import cheapest_cluster
 from models.step_time.machine_specs import computes
 from warehouse import reads
 
@@ -80,7 +80,9 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
         names = parse_cluster(text)
     except ValueError as error:
         raise SettingsError(f"--on {text}: {error}") from None
-    cluster = _cheapest(names, for_sale(workspace, offers)) or _cheapest(names, offers)
+    cluster = cheapest_cluster(names, for_sale(workspace, offers)) or cheapest_cluster(
+        names, offers
+    )
     most = workspace.settings.campaign.max_hosts
     if cluster is None:
         near = nearest_names(names[-1], {offer.instance_type.name for offer in offers})
@@ -92,20 +94,6 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     if cluster is None or why:
         raise SettingsError(f"--on {text}: {why}")
     return cluster
-
-
-def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return a cluster of the instance types `names`, in the cheapest market and zone.
-
-    Returns None if no market and zone sells all types at a known price.
-
-    names: the instance type of each machine.
-    """
-    able = []
-    for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
-        if group.keys() >= set(names):
-            able.append(Cluster(members=tuple(group[name] for name in names)))
-    return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
 
 
 def case_of(

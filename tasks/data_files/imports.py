@@ -40,12 +40,13 @@ from .measurements import (
 )
 from .public import (
     FACTS,
+    FOLDER,
+    MACHINES,
     MEASUREMENTS,
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
     packaged_names,
-    public_machines,
     with_public_workloads,
 )
 
@@ -235,7 +236,8 @@ def load_public(workspace: Workspace, now: datetime) -> int:
         return 0
     warehouse.create()
     with warehouse.transact() as connection:
-        note_instance_types(connection, public_machines(), noted_at=now)
+        machines = rows_of_query(connection, MACHINES, {"file": f"{FOLDER}/machines.csv"})
+        note_instance_types(connection, machines, noted_at=now)
     loaded = import_measurements(
         warehouse, now, measurements=MEASUREMENTS, workloads=FACTS, force=True
     )

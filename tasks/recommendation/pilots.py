@@ -11,13 +11,13 @@ import pandas as pd
 from models.campaign.candidates import training_run, type_names
 from models.campaign.pilots import choose_pilots
 from models.campaign.value_of_information import ChoiceSet
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
 from models.domain.workload import Setup
 from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
-from models.planner.enumeration import sold_together
+from models.planner.enumeration import cheapest_cluster
 from models.planner.explanations import amount, named
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
@@ -201,12 +201,7 @@ def _candidates(
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
     """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
-    groups = sold_together(supply.offers)
     for setup in choice_set.setups:
-        names = type_names(setup.cluster)
-        group = next((one for one in groups if one.keys() >= set(names)), None)
-        if group is None or len(names) > supply.max_hosts:
-            continue
-        cluster = Cluster(members=tuple(group[name] for name in names))
-        if not supply.fits(cluster):
+        cluster = cheapest_cluster(type_names(setup.cluster), supply.offers)
+        if cluster and len(cluster.members) <= supply.max_hosts and not supply.fits(cluster):
             yield replace(setup, cluster=cluster)

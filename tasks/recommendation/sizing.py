@@ -8,7 +8,6 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from models.domain.suggestions import nearest_names
 from models.planner.sizing import FORMULAS, size_workload
 from models.step_time.dataset import TrainingData
 from warehouse.database import WarehouseMissing
@@ -17,7 +16,6 @@ from warehouse.reads import training_frames, workload_providers
 from ..data_files.imports import load_public_if_needed
 from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
-from ..workspace.settings import SettingsError
 from ..workspace.workspace import open_workspace, refresh_command
 from .known_workloads import unknown
 
@@ -39,8 +37,8 @@ def size(
         the workload is not in srift.toml, None means all measured batches.
 
     Raises:
-        SettingsError: if the workload is unknown, or was not measured on the instance type.
-        WarehouseMissing: if the workload has no runs on the provider.
+        SettingsError: if the workload is unknown.
+        WarehouseMissing: if the workload has no runs on the provider or the instance type.
     """
     workspace = load_public_if_needed(open_workspace(provider), name, datetime.now(UTC))
     batches = 0.0, math.inf
@@ -54,19 +52,15 @@ def size(
     with one_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
         found = size_workload(data, name, batches=batches)
-    types = {row["instance_type"] for rows in found.values() for row in rows}
-    if not types:
-        raise WarehouseMissing(
-            f"No run of {name!r} was measured on {provider}."
-            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
-        )
-    if instance_type not in (None, *types):
-        near = nearest_names(str(instance_type), types)
-        raise SettingsError(f"{name!r} was not measured on {instance_type!r}; {near}")
     found = {
         key: [row for row in rows if instance_type in (None, row["instance_type"])]
         for key, rows in found.items()
     }
+    if not any(found.values()):
+        raise WarehouseMissing(
+            f"No run of {name!r} was measured on {instance_type or provider}."
+            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
+        )
     notes = _notes(found.pop("unknown"), found["scaling"])
     if only_public(workspace.warehouse, provider, name):
         notes.insert(0, f"all runs of this workload are {ORIGIN}")

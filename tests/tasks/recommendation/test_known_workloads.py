@@ -29,4 +29,3 @@ def test_rows_devices_and_facts_are_listed_by_provider(tmp_path):
     assert vit["devices"] == ["A10G", "T4"] and vit["newest_measured_at"].day == 3
     assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
     assert (facts["parameters"], facts["devices"], facts["imported_rows"]) == (10, [], 0)
-    assert found["conv", ""]["in_settings"] and not vit["in_settings"]
