@@ -3,7 +3,6 @@
 The results of a cluster are loaded before the next cluster is chosen.
 """
 
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -46,8 +45,7 @@ def measure(
 
     The flow ends at the cap on dollars or minutes, or when no further launch is useful.
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
-    Returns the number of launches, the number of measurements per status, the dollars spent, and
-    the seconds of each phase.
+    Returns the number of launches, the number of measurements per status, and the dollars spent.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
@@ -123,10 +121,10 @@ def _serve(
     try:
         for number, launch in enumerate(launches):
             served = serve(workspace, launch, f"{refresh_id}-{number:02d}", tally)
-            started, cluster = time.monotonic(), launch.cluster
-            collected = load(workspace, served, datetime.now(UTC))
-            tally.add(served, collected, load_s=time.monotonic() - started, cluster=cluster)
-            reporter().say(f"  {cluster.name}: {len(served.recorded)} runs, {served.outcome}")
+            tally.add(served, load(workspace, served, datetime.now(UTC)), launch.cluster)
+            reporter().say(
+                f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}"
+            )
             made.append((launch, served))
     finally:
         reporter().finish()

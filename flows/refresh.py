@@ -1,6 +1,5 @@
 """The scheduled flow, which runs the flows reap, market, measure, retrain and publish in turn."""
 
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +16,7 @@ from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
 from tasks.providers.base import NotSwept
 from tasks.reporting.progress import publish_summary, reporter, tell_all
-from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
+from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (
     Workspace,
     new_refresh_id,
@@ -41,7 +40,6 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         measured          a summary of the measurements
         promotion         the decision about the new model
         published_rows    the number of published rows
-        seconds           the seconds of each phase
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -61,40 +59,27 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     """
     tell_all()
     provider = workspace.provider.name
-    clock = time.monotonic()
     if max_usd != 0:
         for limit in workspace.provider.limits():
             reporter().say(f"note: {limit}")
     _reap(provider, max_usd)
     if provider == PROVIDER:
-        load_public(workspace, datetime.now(UTC))
+        load_public(workspace)
     market(provider, refresh_id, republish=False)
-    before_s = time.monotonic() - clock
     measured = measure(refresh_id, provider, max_usd)
-    clock = time.monotonic()
     promotion = retrain(refresh_id, provider)
-    retrained = time.monotonic()
     rows = publish(provider, refresh_id)
-    seconds = {
-        "reap and prices": before_s,
-        **measured["seconds"],
-        "retrain": retrained - clock,
-        "publish": time.monotonic() - retrained,
-    }
-    store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
     except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
     publish_summary("refresh", workspace.report_page, [bought, promotion])
-    reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
     return {
         "refresh_id": refresh_id,
         "measured": measured,
         "promotion": promotion,
         "published_rows": rows,
-        "seconds": seconds,
     }
 
 

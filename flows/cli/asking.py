@@ -255,5 +255,5 @@ def workloads(as_json: Json = False) -> None:
     from tasks.workspace.workspace import open_workspace
 
     found, workspace = settings(), open_workspace(PROVIDER)
-    load_public(workspace, datetime.now(UTC))
+    load_public(workspace)
     show(as_json, known_workloads(workspace.warehouse, found), print_workloads)

@@ -10,7 +10,7 @@ from models.monitoring import backtest as pure
 from models.step_time.dataset import TrainingData
 from warehouse.export import write_whole
 
-from .catalogue import COLUMNS, read_catalogue
+from .catalogue import read_catalogue
 from .measurements import ImportRefused, read_facts, read_frame, read_table
 
 SEED = 0
@@ -58,7 +58,7 @@ def backtest(
         buckets=nothing,
         probes=nothing,
         workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
-        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=COLUMNS),
+        instance_types=read_catalogue(catalogue),
     )
     try:
         predicted = pure.backtest(data, frame, seed=SEED)

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..providers.ec2.catalogue import device_tflops
 from .measurements import read_descriptions
 
-COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
-COLUMNS += ["device_memory_gib", "device_tflops"]
+_COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
+_COLUMNS += ["device_memory_gib", "device_tflops"]
 _Positive = Annotated[float | None, Field(gt=0)]
 _Count = Annotated[float | None, Field(ge=0)]
 
@@ -45,7 +45,7 @@ class CatalogueRow(BaseModel):
         return max(int(count), 1)
 
 
-def read_catalogue(path: Path) -> pd.DataFrame:
+def read_catalogue(path: Path | None) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
     The peak TFLOP/s of a device are looked up by its name. They are not read from the file.
@@ -57,6 +57,6 @@ def read_catalogue(path: Path) -> pd.DataFrame:
             *(row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps),
             *(row.memory_gib, row.gpu_memory_gib_each or None, device_tflops(row.device)),
         )
-        for row in read_descriptions(path, CatalogueRow)
+        for row in (read_descriptions(path, CatalogueRow) if path else ())
     ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=_COLUMNS)

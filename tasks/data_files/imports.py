@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -213,14 +213,14 @@ def _refuse_implausible(
         for precision in PRECISIONS
         if computes(device, Mode(precision=precision))
     ]
-    problems = sentences(path, implausible(connection, peaks, workloads))
+    problems = sentences(implausible(connection, peaks, workloads))
     if problems:
         raise ImportRefused(
             path, ["these rows look wrong. If they are right, load them with --force", *problems]
         )
 
 
-def load_public(workspace: Workspace, now: datetime) -> int:
+def load_public(workspace: Workspace) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
     Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated.
@@ -228,10 +228,9 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 
     Raises WarehouseError if the warehouse cannot be written.
     """
-    warehouse = workspace.warehouse
-    known = mart(
-        warehouse, "stg_import_files", import_id=PUBLIC_IMPORT
-    )  # has the import even if it was forgotten
+    warehouse, now = workspace.warehouse, datetime.now(UTC)
+    # The table has the import even if it was forgotten.
+    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)
     if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
@@ -248,9 +247,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     return loaded.rows
 
 
-def load_public_if_needed(
-    workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
-) -> Workspace:
+def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> Workspace:
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
     A question about a transformer needs them. A question about a workload with public step times
@@ -265,7 +262,7 @@ def load_public_if_needed(
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
     if (shape or public) and workload not in measured_workloads(workspace.warehouse, PROVIDER):
-        load_public(workspace, now)
+        load_public(workspace)
     return with_public_workloads(workspace)
 
 

@@ -89,7 +89,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> Non
         "providers": list(PROVIDERS),
         "latest": in_utc(now + _AHEAD),
     }
-    wrong = sentences(path, problems(connection, known))
+    wrong = sentences(problems(connection, known))
     if wrong:
         raise ImportRefused(path, wrong)
 
@@ -123,7 +123,7 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
             rows.append(kind.model_validate(stated))
         except ValidationError as error:
             problems += [
-                f"{row_word(path)} {texts['place']}, column {one['loc'][0]}:"
+                f"line {texts['place']}, column {one['loc'][0]}:"
                 f" {texts.get(str(one['loc'][0]))!r}: {one['msg']}"
                 for one in error.errors(include_url=False)
             ]
@@ -167,7 +167,7 @@ def read_table(path: Path) -> pa.Table:
     has too many values.
     """
     try:
-        if is_parquet(path):
+        if path.suffix.lower() in (".parquet", ".pq"):
             table = pq.read_table(path)
             table = table.append_column("place", pa.array(range(1, len(table) + 1)))
         else:
@@ -201,18 +201,8 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
-def row_word(path: Path) -> str:
-    """Return what the column `place` counts: "row" for a Parquet file, "line" for a CSV file."""
-    return "row" if is_parquet(path) else "line"
-
-
-def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
-    """Return a sentence for each problem in the file."""
+def sentences(found: Iterable[Problem]) -> list[str]:
+    """Return a sentence for each problem. A place is a line of a CSV file or a row of Parquet."""
     return [
-        f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
-        for place, column, text, rule in found
+        f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found
     ]

@@ -29,7 +29,7 @@ from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
-from .case import Case, Row
+from .case import Case, Row, devices_of
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
 
@@ -84,7 +84,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
     stated = workspace.settings.workloads.get(name)
     shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
-    workspace = load_public_if_needed(workspace, name, datetime.now(UTC), shape=shaped)
+    workspace = load_public_if_needed(workspace, name, shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
@@ -123,7 +123,7 @@ def _by_gpu(case: Case) -> list[Row]:
     Their reason says why no cluster was found.
     """
     rows = []
-    for device in sorted({offer.instance_type.device for offer in case.offers}):
+    for device in sorted(devices_of(case.offers)):
         offers, known = (
             [offer for offer in sold if offer.instance_type.device == device]
             for sold in (case.offers, case.known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
@@ -61,7 +61,7 @@ class Case:
     model: StepTimeModel | None = None
     guessed: bool = False
     known: Sequence[Offer] = ()
-    by_data_sheet: Sequence[str] = ()
+    by_data_sheet: Set[str] = frozenset()
     notes: Sequence[str] = ()
 
     @classmethod
@@ -122,13 +122,11 @@ class Case:
                 f"predicted from {ORIGIN}: no run of this workload was measured or imported"
             )
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
-        devices = {offer.instance_type.device for offer in known}
-        measured = {offer.instance_type.device for offer in known if _measured(champion, offer)}
-        sheets = sorted(devices - measured)
-        left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
+        devices = devices_of(known)
+        sheets = devices - devices_of(one for one in known if _measured(champion, one))
+        left_out = sorted(devices_of(self.offers) - devices)
         for what, names in (
             ("modes left out because they were never measured:", unmeasured),
-            ("devices predicted from data sheets alone:", sheets),
             ("devices left out because they have neither a run nor a data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
@@ -187,6 +185,11 @@ class Case:
             }
             rows.append(row | more)
         return replace(found, rows=rows)
+
+
+def devices_of(offers: Iterable[Offer]) -> set[str]:
+    """Return the kinds of device of the offered machines."""
+    return {offer.instance_type.device for offer in offers}
 
 
 def comparable(
@@ -294,10 +297,8 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
 
     The reason of rank 1 also has the case's notes and warnings.
     """
-    devices = dict.fromkeys(offer.instance_type.device for offer in offers)
-    texts = [
-        f"{one} predicted from its data sheet alone" for one in devices if one in case.by_data_sheet
-    ]
+    sheets = sorted(devices_of(offers) & case.by_data_sheet)
+    texts = [f"{device} predicted from its data sheet alone" for device in sheets]
     notes = (note for one in offers for note in (one.own_price, one.price_source))
     texts += [row["reason"], *dict.fromkeys(filter(None, notes))]
     if row["rank"] > 1:

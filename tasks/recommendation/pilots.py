@@ -186,7 +186,7 @@ def _candidates(
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
-        setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
+        setups = chain(one_device, setups)
     types = (offer.instance_type for offer in sold)
     measured = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}

@@ -5,7 +5,6 @@ the speed-up divided by the number of machines or devices.
 """
 
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 from models.planner.sizing import FORMULAS, size_workload
@@ -40,7 +39,7 @@ def size(
         SettingsError: if the workload is unknown.
         WarehouseMissing: if the workload has no runs on the provider or the instance type.
     """
-    workspace = load_public_if_needed(open_workspace(provider), name, datetime.now(UTC))
+    workspace = load_public_if_needed(open_workspace(provider), name)
     batches = 0.0, math.inf
     if name in workspace.settings.workloads:
         known = workspace.settings.workload(name)

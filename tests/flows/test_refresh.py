@@ -22,7 +22,7 @@ from warehouse.database import DiskFull, Warehouse
 
 flow = importlib.import_module("flows.refresh")
 refresh = flow.refresh.fn
-STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings", "publish_summary")
+STEPS = ("reap", "market", "measure", "retrain", "publish", "publish_summary")
 
 
 def replace_steps(monkeypatch, act):
