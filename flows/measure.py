@@ -26,7 +26,7 @@ from tasks.execution.claims import claim, settle
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served
 from tasks.market.offers import current_offers, offers_now
-from tasks.providers.base import ProviderError
+from tasks.providers.base import NotSwept, ProviderError
 from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.locking import patience_s, refresh_lock
@@ -35,6 +35,25 @@ from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace,
 
 serve = task(serve_launch)
 load = task(collect_launch)
+
+
+def prepare(workspace: Workspace, refresh_id: str, max_usd: float | None) -> None:
+    """End overdue and orphaned machines with the flow `reap`, and store the current prices.
+
+    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
+    Other refreshes print a note.
+    """
+    provider = workspace.provider.name
+    if max_usd != 0:
+        for limit in workspace.provider.limits():
+            reporter().say(f"note: {limit}")
+    try:
+        reap(provider)
+    except NotSwept as error:
+        if workspace.spends_money and max_usd != 0:
+            raise
+        reporter().say(f"note: {error}")
+    market(provider, refresh_id, republish=False)
 
 
 @flow(name="measure", log_prints=True)
@@ -49,7 +68,6 @@ def measure(
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
-        refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)  # before `Tally.of` starts the time cap
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
@@ -82,11 +100,7 @@ def measure_named(
     refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
-        for limit in workspace.provider.limits():
-            reporter().say(f"note: {limit}")
-        reap(provider)
-        market(provider, refresh_id, republish=False)
-        refuse_unless_swept(workspace, datetime.now(UTC))
+        prepare(workspace, refresh_id, max_usd)
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
@@ -111,10 +125,12 @@ def _serve(
     tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id
-    if tally.cap_usd and (warning := outdating(workspace)):
-        reporter().say(warning)
-    if tally.cap_usd and workspace.spends_money:
-        keep_spending(workspace, datetime.now(UTC))
+    if tally.cap_usd:
+        refuse_unless_swept(workspace, datetime.now(UTC))
+        if warning := outdating(workspace):
+            reporter().say(warning)
+        if workspace.spends_money:
+            keep_spending(workspace, datetime.now(UTC))
     # Another SRIFT_HOME that shares the warehouse must not spend the same dollars. So reserve the
     # dollars before `launches` reads how many dollars are left this month.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))

@@ -6,15 +6,12 @@ from typing import Any
 from prefect import State, flow
 from prefect.states import Cancelled
 
-from flows.market import market
-from flows.measure import measure
+from flows.measure import measure, prepare
 from flows.publish import publish
-from flows.reap import reap
 from flows.retrain import retrain
 from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
-from tasks.providers.base import NotSwept
 from tasks.reporting.progress import publish_summary, reporter, tell_all
 from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (
@@ -22,7 +19,6 @@ from tasks.workspace.workspace import (
     new_refresh_id,
     open_workspace,
     refuse_to_spend,
-    spends_money,
 )
 from warehouse.database import DiskFull
 
@@ -59,13 +55,9 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     """
     tell_all()
     provider = workspace.provider.name
-    if max_usd != 0:
-        for limit in workspace.provider.limits():
-            reporter().say(f"note: {limit}")
-    _reap(provider, max_usd)
     if provider == PROVIDER:
         load_public(workspace)
-    market(provider, refresh_id, republish=False)
+    prepare(workspace, refresh_id, max_usd)
     measured = measure(refresh_id, provider, max_usd)
     promotion = retrain(refresh_id, provider)
     rows = publish(provider, refresh_id)
@@ -81,17 +73,3 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
         "promotion": promotion,
         "published_rows": rows,
     }
-
-
-def _reap(provider: str, max_usd: float | None) -> None:
-    """End overdue and orphaned machines with the flow `reap`.
-
-    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
-    Other refreshes print a note.
-    """
-    try:
-        reap(provider)
-    except NotSwept as error:
-        if spends_money(provider) and max_usd != 0:
-            raise
-        reporter().say(f"note: {error}")

@@ -65,7 +65,7 @@ def _filters(**texts: str | None) -> list[tuple[str, str]]:
 
 
 @app.command("recommend", help="Recommend clusters for a workload at current prices.")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass
 class Recommend:
     """The options of `srift recommend`. typer calls this class like a function."""
 

@@ -109,14 +109,18 @@ def import_measurements(
     """
     found, files = Imported(dry_run=dry_run), (measurements, workloads)
     facts = read_facts(workloads) if workloads else []
-    types, described = known_devices(local_types), [fact["workload"] for fact in facts]
+    described = [fact["workload"] for fact in facts]
     with _opened(warehouse, dry_run) as connection:
         if measurements:
             stage_measurements(connection, measurements, now)
             found.counts = staged_counts(connection)
             found.rows = sum(found.counts["workload"].values())
             found.new, other = counted_before(connection)
-            found.sentences = _warnings(found.counts, types, other)
+            if other:
+                found.sentences.append(
+                    f"{other} rows repeat a known run_id with another step_s: the stored step_s"
+                    " counts"
+                )
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         digests = [digest_of_file(path) if path else "" for path in files]
         found.import_id = _import_id(digests, found.providers)
@@ -133,6 +137,7 @@ def import_measurements(
             }
         if measurements:
             if not force:
+                types = known_devices(local_types)
                 _refuse_implausible(connection, measurements, types, described)
             append_imports(
                 connection, file_digest=digests[0], loaded_at=now, import_id=found.import_id
@@ -168,27 +173,6 @@ def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
         with empty_warehouse().cursor() as connection:
             connection.begin()
             yield connection
-
-
-def _warnings(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
-    """Return warnings about instance types without a data sheet, and about changed step times.
-
-    counts: the result of `warehouse.imports.staged_counts`.
-    types: the known instance types of each provider.
-    other: the number of rows whose run_id is stored with another step time.
-    """
-    known = {name for names in types.values() for name in names}
-    unknown = sorted(set(counts["instance type"]) - known)
-    doubts = []
-    if unknown:
-        doubts.append(
-            f"no data sheet is known for {', '.join(unknown)}: predictions need measured rows"
-        )
-    if other:
-        doubts.append(
-            f"{other} rows repeat a known run_id with another step_s: the stored step_s counts"
-        )
-    return doubts
 
 
 def _refuse_implausible(

@@ -45,8 +45,6 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
     Public step times ship with Srift. A workload of the same name in srift.toml takes precedence.
     """
-    if workspace.provider.name != PROVIDER:
-        return workspace
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}

@@ -132,9 +132,7 @@ def _by_gpu(case: Case) -> list[Row]:
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
     aim = case.workload.goals[0].objective
     rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[aim]))
-    for place, row in enumerate(rows, start=1):
-        row["rank"] = place
-    return rows
+    return [row | {"rank": place} for place, row in enumerate(rows, start=1)]
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:

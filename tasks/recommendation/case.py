@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
@@ -170,9 +170,15 @@ class Case:
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None  # in UTC
         measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
-        rows = []
+        learned, rows = self.experience.interruptions, []
         for row in found.rows:
             offers = row.pop("offers")
+            # A rate that was learned from earlier launches replaces the offer's rate.
+            sources = dict.fromkeys(
+                learned.get(one.instance_type.name) or one.interruption_source
+                for one in offers
+                if one.market == "spot"
+            )
             prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
@@ -180,7 +186,7 @@ class Case:
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
                 "price_as_of": min(prices, default=None),
-                "interruption_source": _interruption_source(offers, self.experience.interruptions),
+                "interruption_source": "; ".join(filter(None, sources)) or None,
                 "reason": _reason(row, offers, self),
             }
             rows.append(row | more)
@@ -255,17 +261,6 @@ def contending(
     rows = pd.DataFrame([setup.row() for setup in found.ranked])
     predicted = model.predict(rows) if found.ranked else rows
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
-
-
-def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return where the spot offers' interruption rates come from; None if unknown.
-
-    experience: {instance type: source} for the rates that were learned from earlier launches. Such
-        a rate replaces the offer's rate.
-    """
-    spot = [offer for offer in offers if offer.market == "spot"]
-    sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
-    return "; ".join(dict.fromkeys(filter(None, sources))) or None
 
 
 def _caution(case: Case) -> str:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import pandas as pd
 
@@ -34,10 +33,8 @@ SETTLED = 0.01  # with less expected regret, no measurement is worth its cost
 _UNSURE, _DOUBTFUL = 0.05, 0.5
 _HELPS = 0.02  # pilots are suggested only if they remove at least this share of the regret
 
-Found = dict[str, Any]
 
-
-def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
+def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Row:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
     Regret is how much worse a choice is than the best setup: the difference of the natural logs of
@@ -70,7 +67,7 @@ def is_doubtful(row: Row) -> bool:
     return bool(row["status"] == "recommended" and row["p_best"] < _DOUBTFUL)
 
 
-def measure_first(row: Row, pilots: Found) -> Row:
+def measure_first(row: Row, pilots: Row) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
     The reason then names the run to measure first.
@@ -102,7 +99,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 
-def _no_runs(why: str) -> Found:
+def _no_runs(why: str) -> Row:
     """Return the result of `pilots_for` without runs, for the reason `why`."""
     reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
@@ -110,7 +107,7 @@ def _no_runs(why: str) -> Found:
 
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
-) -> Found:
+) -> Row:
     """Return the result of `pilots_for` for a workload that `model` can predict.
 
     sold: the offers of machines to measure on.
@@ -130,7 +127,7 @@ def _pilots(
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
     loss = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
-    answer: Found = {"settled": None, "regret": found.regret, "runs": []}
+    answer: Row = {"settled": None, "regret": found.regret, "runs": []}
     if not found.chosen:
         return answer | {"settled": True, "reason": f"settled: {loss}"}
     settled = found.regret < SETTLED

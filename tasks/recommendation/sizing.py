@@ -40,10 +40,9 @@ def size(
         WarehouseMissing: if the workload has no runs on the provider or the instance type.
     """
     workspace = load_public_if_needed(open_workspace(provider), name)
-    batches = 0.0, math.inf
+    batches: tuple[float, float] = 0.0, math.inf
     if name in workspace.settings.workloads:
-        known = workspace.settings.workload(name)
-        batches = known.global_batch_least, known.global_batch_most
+        batches = workspace.settings.workloads[name].batches
     elif (name, provider) not in workload_providers(workspace.warehouse):
         raise unknown(workspace, name)
     if batch is not None:
@@ -60,21 +59,13 @@ def size(
             f"No run of {name!r} was measured on {instance_type or provider}."
             f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
         )
-    notes = _notes(found.pop("unknown"), found["scaling"])
+    scaled = {row["instance_type"] for row in found["scaling"]}
+    notes = [
+        f"{row['instance_type']}: no global batch was measured both on one machine and on several;"
+        f" measured batches: {', '.join(f'{batch:g}' for batch in row['batches'])}"
+        for row in found.pop("unknown")
+        if row["instance_type"] not in scaled
+    ]
     if only_public(workspace.warehouse, provider, name):
         notes.insert(0, f"all runs of this workload are {ORIGIN}")
     return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}
-
-
-def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type whose scaling to several machines is unknown.
-
-    unknown, scaling: the values of these keys in the result of `size_workload`.
-    """
-    scaled = {row["instance_type"] for row in scaling}
-    batches = {row["instance_type"]: row["batches"] for row in unknown}
-    return [
-        f"{name}: no global batch was measured both on one machine and on several;"
-        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name])}"
-        for name in sorted(batches.keys() - scaled)
-    ]

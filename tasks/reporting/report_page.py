@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from models.domain.setup_table import rows_of
 
+from .progress import Row
 from .tables import (
     COLUMN_LEGEND,
     TextTable,
@@ -30,7 +31,6 @@ from .tables import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = Mapping[str, Any]
 OLD_AFTER_H = 48.0
 _GOAL = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 _LONG = 12  # a table with more rows is folded

@@ -7,22 +7,21 @@ import re
 import string
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Mode
 
 from ..workspace.settings import SettingsError
-from .progress import goal_text
+from .progress import Row, goal_text
 
 # Most programs that import this module print nothing. So functions import rich.
 if TYPE_CHECKING:
     from models.campaign.shopping_list import PlannedLaunch
 
-Row = Mapping[str, Any]
 _ILLUSTRATIVE = "local"  # the provider whose prices are not real
 _WIDE = 10_000  # characters per line if the output is not a terminal, so that nothing is folded
 _CAUTION = re.compile(r"; caution: ([^;]+)")
@@ -87,8 +86,7 @@ class _Cell(string.Formatter):
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if "e-" in text else text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
+class TextTable(NamedTuple):
     """A table as text.
 
     numbers: headings of the right-aligned columns.
@@ -224,7 +222,7 @@ def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> N
         sources = {row["interruption_source"] for row in group} - {None, ""}
         if sources and provider != _ILLUSTRATIVE:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
-    if any(row["cluster"] or row.get("frontier") for row in rows):
+    if rows:
         _print(f"\n{COLUMN_LEGEND}", style="italic")
 
 
@@ -344,7 +342,7 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
     return [
         {
             "cluster": launch.cluster.name,
-            "market": launch.cluster.members[0].market,
+            "market": launch.cluster.market,
             "runs": len(launch.items),
             "est_s": launch.est_s,
             "est_usd": launch.est_usd,

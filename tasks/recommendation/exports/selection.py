@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,12 +13,11 @@ from models.domain.cluster import ANY_ZONE, parse_cluster, parse_numbers
 from models.planner.choice_rule import row_misses
 from warehouse.export import STALE_AFTER_H
 
-from ...reporting.progress import goal_text
+from ...reporting.progress import Row, goal_text
 from ...reporting.tables import cautions_in, rows_with
 from ...workspace.settings import SettingsError
 from ...workspace.workspace import refresh_command, spends_money
 
-Row = Mapping[str, Any]
 PORT = 29500  # torchrun's default
 _MOST_DEARER = 3.0  # a replacement costs at most this multiple of the requested row's dollars
 MODE = ("accumulation_steps", "precision", "strategy", "switches")
