@@ -184,7 +184,8 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Print the published table: the best clusters for each workload and goal."""
-    from tasks.reporting.tables import print_recommendations, rows_with
+    from tasks.recommendation.row_filter import rows_with
+    from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")

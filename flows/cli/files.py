@@ -35,8 +35,7 @@ def import_(
 
     found = settings()
     warehouse = open_warehouse(found)
-    if not dry_run:
-        warehouse.create()
+    warehouse.create()
     imported = import_measurements(
         warehouse,
         datetime.now(UTC),

@@ -5,8 +5,7 @@ learns from its rows. Importing the same files again restores the rows.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS, Mode
 from models.step_time.machine_specs import computes
 from warehouse.append import note_import, note_instance_types, note_workloads
-from warehouse.database import Connection, Warehouse, empty_warehouse, rows_of_query
+from warehouse.database import Connection, Warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
     changes,
@@ -110,7 +109,7 @@ def import_measurements(
     found, files = Imported(dry_run=dry_run), (measurements, workloads)
     facts = read_facts(workloads) if workloads else []
     described = [fact["workload"] for fact in facts]
-    with _opened(warehouse, dry_run) as connection:
+    with warehouse.transact() as connection:
         if measurements:
             stage_measurements(connection, measurements, now)
             found.counts = staged_counts(connection)
@@ -158,21 +157,6 @@ def _import_id(digests: Sequence[str], providers: Sequence[str]) -> str:
     if digests[0] == digest_of_file(MEASUREMENTS):
         return PUBLIC_IMPORT
     return hashlib.sha256(" ".join([*digests, *providers]).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
-    """Yield a connection with an open transaction.
-
-    A dry run without a warehouse gets an empty warehouse in memory, and creates no file.
-    """
-    if warehouse.exists() or not dry_run:
-        with warehouse.transact() as connection:
-            yield connection
-    else:
-        with empty_warehouse().cursor() as connection:
-            connection.begin()
-            yield connection
 
 
 def _refuse_implausible(

@@ -6,7 +6,6 @@ Srift does not import them again.
 
 import tomllib
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import warehouse as package
@@ -27,14 +26,12 @@ MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
 MACHINES = f"select *, '{PROVIDER}' as provider, '' as digest from read_csv($file)"
 
 
-@cache
 def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches, goals) of workloads with public step times."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
-@cache
 def packaged_names() -> frozenset[str]:
     """Return the names of all workloads with public step times."""
     return frozenset(fact["workload"] for fact in read_facts(FACTS))

@@ -126,13 +126,15 @@ def _pilots(
         return _no_runs(first["reason"])
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
-    loss = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
-    answer: Row = {"settled": None, "regret": found.regret, "runs": []}
-    if not found.chosen:
-        return answer | {"settled": True, "reason": f"settled: {loss}"}
     settled = found.regret < SETTLED
+    reason = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
+    reason = f"settled: {reason}" if settled else f"open: {reason}"
+    answer: Row = {"settled": settled, "regret": found.regret, "runs": [], "reason": reason}
+    if not found.chosen:
+        return answer
     if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
-        return answer | {"reason": f"open: {loss}; a few runs would not settle the choice"}
+        reason += "; a few runs would not settle the choice"
+        return answer | {"settled": None, "reason": reason}
     costs, runs = case.experience.costs, []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, regret, step_s in zip(found.chosen, found.after, map(float, seconds), strict=True):
@@ -153,9 +155,8 @@ def _pilots(
     saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
-        return answer | {"reason": f"{reason} {amount(saved_usd, 'usd')}"}
-    reason = f"settled: {loss}" if settled else f"open: {loss}; these runs are most informative"
-    return answer | {"settled": settled, "runs": runs, "reason": reason}
+        return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
+    return answer | {"runs": runs}
 
 
 def _candidates(

@@ -6,16 +6,16 @@ import math
 import re
 import string
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from models.domain.suggestions import nearest_names
 from models.domain.workload import Mode
 
-from ..workspace.settings import SettingsError
 from .progress import Row, goal_text
 
 # Most programs that import this module print nothing. So functions import rich.
@@ -44,23 +44,6 @@ def without_cautions(reason: str) -> str:
     return _CAUTION.sub("", reason)
 
 
-def rows_with(rows: Sequence[Row], **wanted: str | None) -> Sequence[Row]:
-    """Return the published rows with the wanted value in each column.
-
-    wanted: {column: value}. None accepts every value.
-
-    Raises SettingsError if no row has a wanted value.
-    """
-    for column, value in wanted.items():
-        if value is not None:
-            known = {row[column] for row in rows}
-            if value not in known:
-                near = nearest_names(value, known)
-                raise SettingsError(f"no published row has {column} {value!r}; {near}")
-            rows = [row for row in rows if row[column] == value]
-    return rows
-
-
 class _Cell(string.Formatter):
     """Formats a table cell like `str.format`, with three additions.
 
@@ -68,9 +51,6 @@ class _Cell(string.Formatter):
     If the format ends with "!", a value above 1 becomes "over 100%".
     A list becomes its formatted values, joined by commas.
     """
-
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get(str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
         plain = format_spec.removeprefix("?").removesuffix("!")
@@ -104,8 +84,10 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
         the row's keys (see `_Cell`). A column whose format has a `:` is right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
+    known = [defaultdict(lambda: None, row) for row in rows]
     cells = {
-        heading: [_Cell().vformat(form, (), row) for row in rows] for heading, form in forms.items()
+        heading: [_Cell().vformat(form, (), row) for row in known]
+        for heading, form in forms.items()
     }
     headings = [heading for heading, column in cells.items() if any(column)]
     return TextTable(
@@ -215,11 +197,10 @@ def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> N
             text += "; usd includes volumes, public IP addresses, requests and planned downloads"
         _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
-    key = itemgetter("provider", "workload")
-    for provider, workload in dict.fromkeys(map(key, rows)):
-        group = [row for row in rows if key(row) == (provider, workload)]
-        _print_workload(group)
-        sources = {row["interruption_source"] for row in group} - {None, ""}
+    for (provider, _), group in groupby(rows, key=itemgetter("provider", "workload")):
+        shown = list(group)
+        _print_workload(shown)
+        sources = {row["interruption_source"] for row in shown} - {None, ""}
         if sources and provider != _ILLUSTRATIVE:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if rows:

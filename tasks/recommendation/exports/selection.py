@@ -14,9 +14,10 @@ from models.planner.choice_rule import row_misses
 from warehouse.export import STALE_AFTER_H
 
 from ...reporting.progress import Row, goal_text
-from ...reporting.tables import cautions_in, rows_with
+from ...reporting.tables import cautions_in
 from ...workspace.settings import SettingsError
 from ...workspace.workspace import refresh_command, spends_money
+from ..row_filter import rows_with
 
 PORT = 29500  # torchrun's default
 _MOST_DEARER = 3.0  # a replacement costs at most this multiple of the requested row's dollars
