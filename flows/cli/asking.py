@@ -216,8 +216,7 @@ def export(
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")
-    now = datetime.now(UTC)
-    selection = select(rows, workload, now, goal=goal, provider=provider, rank=rank)
+    selection = select(rows, workload, datetime.now(UTC), goal=goal, provider=provider, rank=rank)
     body, text = exports.export(selection, to)
     for warning in selection.warnings:
         typer.echo(f"warning: {warning}", err=True)

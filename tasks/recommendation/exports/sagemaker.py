@@ -72,8 +72,11 @@ def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     ranks: the clusters among which SageMaker chooses, best first.
     """
     first = ranks[0]
-    offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]
-    groups = [{"InstanceType": f"ml.{kind}", "InstanceCount": n} for kind, n in offers]
+    groups = [
+        {"InstanceType": f"ml.{offer['instance_type']}", "InstanceCount": offer["count"]}
+        for one in ranks
+        for offer in one.offers
+    ]
     machines: dict[str, Any] = groups[0]
     if len(ranks) > 1:
         machines = {"InstancePreferences": groups}
