@@ -188,8 +188,8 @@ def table(
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
-    rows = published_rows(settings().home / "published")
-    rows = rows_with(rows, workload=workload, goal=goal, provider=provider)
+    published = published_rows(settings().home / "published")
+    rows = rows_with(published, workload=workload, goal=goal, provider=provider)
     show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
 
 

@@ -135,7 +135,8 @@ def _pilots(
     if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
         reason += "; a few runs would not settle the choice"
         return answer | {"settled": None, "reason": reason}
-    costs, runs = case.experience.costs, []
+    costs = case.experience.costs
+    runs: list[Row] = []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
     for place, regret, step_s in zip(found.chosen, found.after, map(float, seconds), strict=True):
         setup = candidates[place]

@@ -84,7 +84,7 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         line: the recommendation's line in `table`.
         reason: the recommendation's reason without warnings.
     """
-    shown = [
+    shown: list[dict[str, Any]] = [
         {"row": row, "line": line, "reason": without_cautions(row["reason"])}
         for row, line in zip(recommended, table.lines, strict=True)
     ]

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .selection import MODE, PORT, Row, Selection, as_comment
+from ...reporting.progress import Row
+from .selection import MODE, PORT, Selection, as_comment
 
 FILE = "srift_shares.py"
 _PRECISIONS = {
