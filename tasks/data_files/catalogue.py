@@ -18,7 +18,7 @@ _Count = Annotated[float | None, Field(ge=0)]
 class CatalogueRow(BaseModel):
     """One instance type of a catalogue file. None means that the file's value is empty."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     instance_type: str
     vcpu: _Positive = None

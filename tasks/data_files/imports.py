@@ -50,7 +50,6 @@ from .public import (
 )
 
 _IMPORTS = "from imports"
-Types = Mapping[str, Mapping[str, tuple[int, str]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +121,10 @@ def import_measurements(
                 )
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         digests = [digest_of_file(path) if path else "" for path in files]
-        found.import_id = _import_id(digests, found.providers)
+        found.import_id = PUBLIC_IMPORT
+        if measurements != MEASUREMENTS:
+            text = " ".join([*digests, *found.providers])
+            found.import_id = hashlib.sha256(text.encode()).hexdigest()[:16]
         remember(connection)
         names = [path.name if path else None for path in files]
         note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
@@ -136,8 +138,7 @@ def import_measurements(
             }
         if measurements:
             if not force:
-                types = known_devices(local_types)
-                _refuse_implausible(connection, measurements, types, described)
+                _refuse_implausible(connection, measurements, known_devices(local_types), described)
             append_imports(
                 connection, file_digest=digests[0], loaded_at=now, import_id=found.import_id
             )
@@ -147,20 +148,11 @@ def import_measurements(
     return found
 
 
-def _import_id(digests: Sequence[str], providers: Sequence[str]) -> str:
-    """Return the id of an import.
-
-    The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
-
-    digests: the digests of the file of measurements and of the file of facts.
-    """
-    if digests[0] == digest_of_file(MEASUREMENTS):
-        return PUBLIC_IMPORT
-    return hashlib.sha256(" ".join([*digests, *providers]).encode()).hexdigest()[:16]
-
-
 def _refuse_implausible(
-    connection: Connection, path: Path, types: Types, workloads: Sequence[str]
+    connection: Connection,
+    path: Path,
+    types: Mapping[str, Mapping[str, tuple[int, str]]],
+    workloads: Sequence[str],
 ) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 

@@ -60,7 +60,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 class Facts(BaseModel):
     """The facts (parameters, FLOPs, ...) of a workload: a row of the file given by --workloads."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     workload: str = Field(pattern=NAME_PATTERN)
     parameters: Whole
@@ -80,7 +80,10 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> Non
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
-    _check_columns(path, table, required, COLUMNS)
+    missing = [name for name in required if name not in table.column_names]
+    if missing:
+        raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
+    _name_unknown_columns(path, table, COLUMNS)
     stage(connection, table)
     known = {
         "precisions": list(PRECISIONS),
@@ -112,8 +115,7 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
     Raises ImportRefused if a value is bad, or if the first field of two rows has the same value.
     """
     table, (key, *_) = read_table(path), kind.model_fields
-    required = [name for name, field in kind.model_fields.items() if field.is_required()]
-    _check_columns(path, table, required, kind.model_fields)
+    _name_unknown_columns(path, table, kind.model_fields)
     rows: list[_Described] = []
     problems: list[str] = []
     for texts in table.to_pylist():
@@ -144,16 +146,8 @@ def read_facts(path: Path) -> list[dict[str, Any]]:
     return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts)]
 
 
-def _check_columns(
-    path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
-) -> None:
-    """Print a warning if the table has columns that are not in `known`.
-
-    Raises ImportRefused if a column of `required` is missing.
-    """
-    missing = [name for name in required if name not in table.column_names]
-    if missing:
-        raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
+def _name_unknown_columns(path: Path, table: pa.Table, known: Iterable[str]) -> None:
+    """Print a warning if the table has columns that are not in `known`."""
     if ignored := sorted(set(table.column_names) - {*known, "place"}):
         reporter().say(f"{path.name}: unknown columns are ignored: {', '.join(ignored)}")
 

@@ -42,7 +42,7 @@ class RankedCluster:
     """
 
     def __init__(self, row: Row) -> None:
-        self.row, self.rank = row, int(row["rank"])
+        self.row, self.rank = row, row["rank"]
         self.machines = len(parse_cluster(row["cluster"]))
         self.layout, self.batches = (
             parse_numbers(row[name], self.machines, name) for name in ("layout", "batch_per_device")
@@ -189,7 +189,7 @@ def select(
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
         raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")
-    ranks = {int(row["rank"]): RankedCluster(row) for row in rows}
+    ranks = {row["rank"]: RankedCluster(row) for row in rows}
     if rank not in ranks:
         raise SettingsError(f"{matches[0]} has no rank {rank}: ranks 1 to {len(ranks)} exist")
     return Selection(ranks[rank], list(ranks.values()), now)

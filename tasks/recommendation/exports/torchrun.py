@@ -107,8 +107,9 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
         " and start your own script like this:",
         *(f"node {node}: {command}" for node, command in enumerate(commands)),
     ]
-    steps = int(row["accumulation_steps"])
-    text = _BODY.format(devices=first.layout, batches=first.batches, steps=steps)
+    text = _BODY.format(
+        devices=first.layout, batches=first.batches, steps=row["accumulation_steps"]
+    )
     return document, as_comment(notes) + text.rstrip("\n")
 
 
