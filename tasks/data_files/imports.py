@@ -94,7 +94,8 @@ def import_measurements(
 ) -> Imported:
     """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
-    Loading the same files again changes nothing, unless their import was forgotten.
+    Loading the same files again changes nothing, unless their import was forgotten. The import of
+    the measurements that ship with Srift has the id PUBLIC_IMPORT.
 
     measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.
