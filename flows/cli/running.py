@@ -25,7 +25,9 @@ def refresh(
     as_json: Json = False,
 ) -> None:
     """Update the prices, the measurements, the model and the published table once."""
-    usable = provider == "ec2" and not dry_run
+    from tasks.workspace.workspace import spends_money
+
+    usable = spends_money(provider) and not dry_run
     if month_spent is not None and not (usable and 0 <= month_spent < math.inf):
         raise typer.BadParameter(
             "--month-spent must be a number of dollars, at least 0. It needs --provider ec2, and"
