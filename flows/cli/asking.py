@@ -32,6 +32,10 @@ def count(text: str) -> float:
     return _quantity(text, units, "300M, 20B or 1.5T")
 
 
+def dollars(text: str) -> float:
+    return _quantity(text, {"": 1.0}, "100 or 99.50")
+
+
 def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
     """Return the number at the start of `text`, multiplied by the value of its unit in `units`.
 
@@ -81,16 +85,12 @@ class Recommend:
     budget: Annotated[
         float | None,
         typer.Option(
-            min=1e-6, max=1e12, help="Find the fastest cluster for at most this many dollars."
+            parser=dollars, help="Find the fastest cluster for at most this many dollars."
         ),
     ] = None
     p_required: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Required probability of meeting the deadline or budget, such as 0.9.",
-        ),
+        typer.Option(help="Required probability of meeting the deadline or budget, such as 0.9."),
     ] = None
     provider: Provider = "local"
     samples: Annotated[
@@ -125,6 +125,8 @@ class Recommend:
     def __post_init__(self) -> None:
         if (self.deadline is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
+        if self.p_required is not None and not 0 < self.p_required < 1:
+            raise typer.BadParameter("--p-required must be between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):
             raise typer.BadParameter("give either a workload or --transformer")
         if self.sequence and not self.transformer:

@@ -58,7 +58,9 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         command = refresh_command(case.workspace.provider.name, "0")
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
-        return _no_runs("the workload was never measured in its present definition")
+        name = case.workload.name
+        why = f"{name} was never measured in its present definition: run `srift measure {name}`"
+        return _no_runs(f"{why}, or import runs with `srift import`")
     return _pilots(case, case.model, plan, sold, count)
 
 
