@@ -32,6 +32,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
+from ..domain.workload import label
 from .candidates import Model, PlannedRun
 from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 
@@ -87,7 +88,7 @@ class WorkloadValues(NamedTuple):
         squared correlation of the two runs.
         """
         place = self.places[run]
-        alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
+        alike = (self.belief.mean_shift([place])[0] / self.belief.outcome_sd) ** 2
         regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
         regret[place] = 0.0
         return self._replace(belief=self.belief.given(place), regret=regret)
@@ -149,17 +150,17 @@ class Knowledge:
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
         """Store `model`, and compute the values of all `runs` that it can predict."""
         self.model = model = model._replace(types=model.types - self.doubted)
-        fresh = [
-            row
-            for row in rows_of(model.fresh)
-            if model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
-        ]
         known = [run for run in runs if model.knows(run.trained, run.members)]
         for name, choice_set in model.choice_set.items():
             mine = [run for run in known if run.workload == name]
-            new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
+            new = [
+                row
+                for row in rows_of(model.fresh)
+                if row["workload"] == name
+                and model.knows((name, mode_of(row)), types_of(row["cluster"]))
+            ]
             if mine and choice_set.questions:
-                self.values[name] = _valued(choice_set, mine, model, new)
+                self.values[name] = _valued(choice_set, mine, model, new[-_MOST_FRESH:])
 
     def saves(self, run: PlannedRun) -> float | None:
         """Return how much `run` is expected to lower regret, in addition to the planned runs.
@@ -174,13 +175,13 @@ class Knowledge:
         return float(values.regret[values.places[run]])
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True if the profile or probe `run` is still needed.
+        """Return True if `run` is still needed: it is neither measured nor planned.
 
-        A run is needed until it is measured or planned. A probe (a sweep of all-reduces) is not
+        A probe (a sweep of all-reduces) is not
         needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
-        return _identity_of(run) not in self.done and not (run.kind == "probe" and known)
+        return _identity(run.row(), {}) not in self.done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
         """Return the value of the training run `run` (see the module's docstring)."""
@@ -192,7 +193,7 @@ class Knowledge:
     def add(self, run: PlannedRun) -> None:
         """Count the planned `run` as if it had been measured."""
         if run.kind != "train":
-            self.done.add(_identity_of(run))
+            self.done.add(_identity(run.row(), {}))
             return
         self.seen.update(_features(run.key))
         values = self.values.get(run.workload)
@@ -214,15 +215,11 @@ class Knowledge:
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""
         if run.kind != "train":
-            return f"no {run.kind} of {run.label or run.cluster} yet"
+            return f"no {run.kind} of {label(*run.trained) or run.cluster} yet"
         saved = self.saves(run)
         if saved is None:
             return "little is known about this setup"
         return f"may change a choice for {run.workload}; expected to save {saved:.1%}"
-
-
-def _identity_of(run: PlannedRun) -> Feature:
-    return _identity(run.row() | {"kind": run.kind}, {})
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
@@ -268,8 +265,11 @@ def _valued(
     measured runs, with `step_s`, that the model was not trained on.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
-    cheapest = sorted(runs, key=lambda run: (run.est_s * len(run.members), run.cluster))
-    valued = sorted(cheapest, key=lambda run: run.key not in keys)[:_MOST_RUNS]
+
+    def order(run: PlannedRun) -> tuple[bool, float, str]:
+        return run.key not in keys, run.est_s * len(run.members), run.cluster
+
+    valued = sorted(runs, key=order)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
     frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
     belief = Belief(*model.joint(frame))

@@ -14,12 +14,12 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
-from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
+from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
-from ..domain.setup_table import Key, mode_of
+from ..domain.setup_table import machines_of, mode_of, types_of
 from ..domain.workload import Mode, Workload
 from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
@@ -34,7 +34,6 @@ from .candidates import (
     profile_of,
     sub_clusters,
     training_runs,
-    type_names,
 )
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
@@ -131,7 +130,7 @@ def shopping_list(
     past: Past,
     *,
     model: Model | None = None,
-    buyable: Mapping[Key, PlannedRun] | None = None,
+    buyable: Sequence[PlannedRun] | None = None,
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
@@ -145,8 +144,7 @@ def shopping_list(
         offers: the newest offers.
         past: the measurements so far.
         model: the predictions of the model in use; None if there is no model.
-        buyable: the training runs to choose from, by setup. The default is the result of
-            `training_runs`.
+        buyable: the training runs to choose from. The default is the result of `training_runs`.
     """
     priced = limits.priced(offers)
     clusters = list(
@@ -157,7 +155,7 @@ def shopping_list(
         runs = training_runs(workloads, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(past, devices)
-    left = {run: None for key, run in runs.items() if ("train", key) not in known.done}
+    left = dict.fromkeys(filter(known.needs, runs))
     if model is not None:
         known.learn(model, left)
     profiles = _profiles(workloads, priced, limits.costs)
@@ -217,11 +215,9 @@ def learning_launches(
     for name in dict.fromkeys(workload.name for workload, *_ in wanted):
         modes = [each for each in wanted if each[0].name == name]
         for count, pair in product(range(len(modes), 0, -1), pairs):
-            runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share a dense mode
-            for check in modes[:count]:
-                for run in learning_runs(*check, pair, limits.costs):
-                    runs.setdefault((run.mode, run.seed), run)
-            launch = launch_of(pair, list(runs.values()), limits.costs)
+            checks = (learning_runs(*each, pair, limits.costs) for each in modes[:count])
+            runs = list(dict.fromkeys(chain(*checks)))  # several modes share a dense mode
+            launch = launch_of(pair, runs, limits.costs)
             rest = left.after([launch])
             if runs and rest.are_kept:
                 found.append(launch)
@@ -242,16 +238,17 @@ def elastic_launch(
     - A machine is not on offer.
     - The launch would exceed the limits.
     """
-    types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
-    mode = mode_of(recommended)
+    name, mode = recommended["cluster"], mode_of(recommended)
+    types = types_of(name) if isinstance(name, str) else ()
     by_market = {(offer.instance_type.name, offer.market): offer for offer in reversed(offers)}
-    wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
+    wanted = [(kind, "spot" if at else "on-demand") for at, kind in enumerate(types)]
     whole = mode == Mode(precision=mode.precision)
     if len(types) < 2 or not whole or not by_market.keys() >= set(wanted):
         return None
     cluster = Cluster(members=tuple(by_market[one] for one in wanted))
     if limits.fits(cluster):
         return None
+    devices, batches = machines_of(name, recommended["layout"], recommended["batch_per_device"], {})
     step_s = float(recommended["step_s"])
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
     run = PlannedRun(
@@ -259,8 +256,8 @@ def elastic_launch(
         workload=recommended["workload"],
         mode=mode,
         members=types,
-        devices=parse_numbers(recommended["layout"], len(types), "layout"),
-        batches=parse_numbers(recommended["batch_per_device"], len(types), "batch_per_device"),
+        devices=devices,
+        batches=batches,
         accumulation_steps=int(recommended["accumulation_steps"]),
         steps=10 * every,
         checkpoint_every=every,
@@ -294,16 +291,18 @@ def _next_launch(
     best: tuple[Cluster, list[PlannedRun]] | None = None
     most = 0.0
     for cluster in clusters:
-        names, price = type_names(cluster), _usd_per_second(cluster)
+        names, price = cluster.type_names, _usd_per_second(cluster)
         if costs.minimum_s * price > limits.max_usd:
             continue
         first = [run for run in wanted if run.members[0] in names]
-        for members in dict.fromkeys([names[:2], names]):
-            probe = PlannedRun(
+        probes = [
+            PlannedRun(
                 kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
             )
-            if len(members) > 1 and known.needs(probe):
-                first.append(probe)
+            for members in dict.fromkeys([names[:2], names])
+            if len(members) > 1
+        ]
+        first += filter(known.needs, probes)
         most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
         picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
         value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
@@ -332,24 +331,23 @@ def _fill(
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
     for run in first:
-        if schedule.seconds + schedule.extra_s(run) <= most_s:
+        if schedule.seconds_with(run) <= most_s:
             chosen.append(run)
             schedule.add(run)
             trial.add(run)
     first_value = sum(_VALUES[run.kind] for run in chosen)
     first_s = schedule.seconds
-    parts = sub_clusters(type_names(cluster))
+    parts = sub_clusters(cluster.type_names)
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     # Adding a run only lowers the values of other runs. A value in the heap is therefore an upper
     # bound, and is computed again when it comes to the top.
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
-    trains: list[PlannedRun] = []
     total = 0.0
     while heap:
         _, at = heapq.heappop(heap)
         run = runs[at][1]
-        if schedule.seconds + schedule.extra_s(run) > most_s:
+        if schedule.seconds_with(run) > most_s:
             continue
         value = trial.value(run)
         if heap and -_per_second(value, run) > heap[0][0]:
@@ -359,13 +357,13 @@ def _fill(
         after_s = costs.billed_s(schedule.seconds - first_s + run.est_s)
         if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
             break
-        trains.append(run)
+        chosen.append(run)
         schedule.add(run)
         trial.add(run)
         total += value
-    if not trains and not any(run.kind == "profile" for run in chosen):
+    if all(run.kind == "probe" for run in chosen):
         return [], 0.0
-    return [*chosen, *trains], (first_value + total) / costs.billed_s(schedule.seconds)
+    return chosen, (first_value + total) / costs.billed_s(schedule.seconds)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

@@ -144,7 +144,11 @@ class Cluster:
     @property
     def name(self) -> str:
         """Return the cluster's name in measurements, such as `2xg5.12xlarge+1xg4dn.12xlarge`."""
-        return cluster_name(offer.instance_type.name for offer in self.members)
+        return cluster_name(self.type_names)
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        return tuple(offer.instance_type.name for offer in self.members)
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:

@@ -160,6 +160,11 @@ class Mode(NamedTuple):
         return Mode(self.precision, switches="+".join(kept) or "none")
 
 
+def label(workload: str, mode: Mode) -> str:
+    """Return a text such as `resnet in bf16 fsdp`, or only `resnet` in the default mode."""
+    return workload if mode == Mode() else f"{workload} in {mode}"
+
+
 # Legal values of each mode column of a measurement row. The first value is the default.
 MODE_COLUMNS = {"precision": PRECISIONS, "strategy": STRATEGIES, "switches": SWITCHES}
 MODES = tuple(

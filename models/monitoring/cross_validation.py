@@ -27,7 +27,7 @@ from scipy.special import ndtri
 from ..domain.cluster import cluster_name
 from ..domain.numeric import Z_90, IntArray
 from ..domain.setup_table import column, modes_of, types_of
-from ..domain.workload import MODES, Mode
+from ..domain.workload import label
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 
@@ -86,14 +86,9 @@ def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
     return np.array([f"fold {number}" for number in fold])
 
 
-def _label(workload: str, mode: Mode) -> str:
-    """Return a text such as `resnet in bf16 fsdp`, or only `resnet` in the default mode."""
-    return workload if mode == MODES[0] else f"{workload} in {mode}"
-
-
 def _labels(rows: pd.DataFrame) -> list[str]:
     """Return the label of each row's workload and mode."""
-    return list(map(_label, rows["workload"].astype(str), modes_of(rows)))
+    return list(map(label, rows["workload"].astype(str), modes_of(rows)))
 
 
 def _machines(rows: pd.DataFrame) -> IntArray:
@@ -104,7 +99,7 @@ def _machines(rows: pd.DataFrame) -> IntArray:
 def _setups(rows: pd.DataFrame) -> list[str]:
     """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
     clusters = [cluster_name(sorted(types_of(name))) for name in rows["cluster"]]
-    return [f"{label} on {name}" for label, name in zip(_labels(rows), clusters, strict=True)]
+    return [f"{work} on {name}" for work, name in zip(_labels(rows), clusters, strict=True)]
 
 
 def fitted(
@@ -222,7 +217,7 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")
     return {
-        f"workload {_label(name, mode)}"
+        f"workload {label(name, mode)}"
         for name, mode in model.trained
         if model.workload_digests.get(name) == workloads.get(name)
     } | {

@@ -26,7 +26,7 @@ from models.campaign.shopping_list import (
 )
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import rows_of
-from models.domain.workload import Workload
+from models.domain.workload import Workload, label
 from models.planner import planner
 from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
@@ -354,7 +354,7 @@ def serve_launch(
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         run = runs[planned_id(run_id)]
-        line = f"{launch.cluster.name}: {run.kind} {run.label} on {len(run.nodes)} hosts"
+        line = f"{launch.cluster.name}: {run.kind} {label(*run.trained)} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
     try:

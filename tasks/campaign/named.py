@@ -148,7 +148,6 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
             rows.append(
                 {
                     "run_id": run_id,
-                    "kind": run.kind,
                     **run.row(),
                     "market": launch.cluster.market,
                     **_predicted(case, run),
@@ -192,7 +191,7 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         first = replace(case.workload, modes=case.workload.modes[:1])
         found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
         least = first.global_batch_least
-        run = next((one for one in found.values() if one.global_batch >= least), None)
+        run = next((one for one in found if one.global_batch >= least), None)
     if run is None:
         raise SettingsError(
             f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
@@ -249,7 +248,7 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         for row in pilots["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}")
-            found.setdefault(f"{run.kind} {run.row()}", (cluster, run))
+            found.setdefault(str(run.row()), (cluster, run))
     launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
     for cluster, run in list(found.values())[:count]:
         launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)

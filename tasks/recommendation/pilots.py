@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
+from models.campaign.candidates import Costs, PlannedRun, training_run
 from models.campaign.pilots import choose_pilots
 from models.campaign.run_value import Past
 from models.campaign.shopping_list import CampaignLimits, shopping_list
@@ -194,7 +194,7 @@ def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
     """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
     groups = sold_together(supply.offers)
     for setup in choice_set.setups:
-        names = type_names(setup.cluster)
+        names = setup.cluster.type_names
         group = next((one for one in groups if one.keys() >= set(names)), None)
         if group is None or len(names) > supply.max_hosts:
             continue
@@ -212,7 +212,6 @@ def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Fo
     seconds, row = costs.billed_s(run_s), run.row()
     del row["workload"]
     return {
-        "kind": run.kind,
         **row,
         "market": cluster.market,
         "seconds": seconds,
