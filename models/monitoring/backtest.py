@@ -15,18 +15,6 @@ from ..step_time.model import all_introduced, fit
 from .cross_validation import STEP, scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
-COLUMNS = (
-    "by",
-    "group",
-    "rows",
-    "mean_error",
-    "median_error",
-    "p90_error",
-    "coverage_50",
-    "coverage_80",
-    "coverage_90",
-    "median_width",
-)
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
 # Columns that a prediction may use. Measured values are left out.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
@@ -78,7 +66,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage by workload, by number of instances, and in total.
 
     `predicted` is the result of `backtest` for the runs `test`. Rows without a prediction are left
-    out. The columns of the result are COLUMNS.
+    out. The columns of the result are `by` (the kind of group), `group`, and those of `scores`.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"].astype(float),
@@ -91,7 +79,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
         for by in ("workload", "instances", "all")
         for group, part in rows[rows["unpredicted"] == ""].groupby(by)
     ]
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(found)
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
