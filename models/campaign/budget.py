@@ -151,9 +151,7 @@ def allow(
         why = "its highest possible price is unknown, because an on-demand price is missing"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
-    deadline_s, left_usd = wished_s, tightest.left_usd - once_usd
-    if worst_usd(usd_per_hour, wished_s) > left_usd:
-        deadline_s = min(wished_s, longest_s(usd_per_hour, left_usd))
+    deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd - once_usd))
     if deadline_s < least_s:
         needs = worst_usd(usd_per_hour, least_s) + once_usd
         why = f"it may cost up to ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"

@@ -271,8 +271,7 @@ def _valued(
 
     valued = sorted(runs, key=order)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
-    frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
-    belief = Belief(*model.joint(frame))
+    belief = Belief(*model.joint(pd.DataFrame(rows)))
     first = len(choice_set.setups)
     for place, row in enumerate(fresh, start=first + len(valued)):
         belief = belief.given(place, np.log(row["step_s"]))

@@ -23,16 +23,16 @@ types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a
 
 
 def machines_of(
-    cluster: str, layout: str, batch: str, devices: Mapping[str, int]
+    cluster: str, layout: Any, batch: Any, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
     """Return two tuples with a number for each instance: used devices, and batch per device.
 
-    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text means
-    all devices. `devices` maps instance types to their number of devices; the default is 1.
+    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text or a
+    missing value means all devices. `devices` maps instance types to their number of devices; the default is 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
-    if layout:
+    if not _absent(layout):
         used = parse_numbers(layout, len(types), "layout")
     return used, parse_numbers(batch, len(types), "batch_per_device")
 
@@ -108,13 +108,11 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     Raises:
         ValueError: if the cluster, layout or batch cannot be parsed.
     """
-    cluster, layout = str(row["cluster"]), row.get("layout")
-    layout = "" if _absent(layout) else str(layout)
-    used, batches = machines_of(cluster, layout, str(row["batch_per_device"]), devices)
-    machines = zip(types_of(cluster), used, batches, strict=True)
-    steps = row.get("accumulation_steps")
-    count = 1 if _absent(steps) else int(float(str(steps)))
-    return str(row["workload"]), mode_of(row), tuple(sorted(machines)), count
+    cluster, steps = row["cluster"], row.get("accumulation_steps")
+    numbers = machines_of(cluster, row.get("layout"), row["batch_per_device"], devices)
+    machines = zip(types_of(cluster), *numbers, strict=True)
+    count = 1 if _absent(steps) else int(float(steps))
+    return row["workload"], mode_of(row), tuple(sorted(machines)), count
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:

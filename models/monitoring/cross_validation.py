@@ -145,8 +145,7 @@ def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
 
 def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the model's predictions of the runs in `rows`, next to the measured step times."""
-    predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[STEP]
-    return predicted.assign(
+    return model.predict(rows)[STEP].assign(
         row=rows.index,
         run_id=column(rows, "run_id", "").astype(str),
         setup=_setups(rows),
@@ -203,8 +202,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
         f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
         for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
-    rows = runs[np.array(predictable, dtype=bool)]
-    return _scored(rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
+    return _scored(runs[np.array(predictable, dtype=bool)], model)
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
