@@ -112,12 +112,6 @@ class PlannedRun:
     def layout(self) -> tuple[int, ...]:
         return self.devices or (1,) * len(self.members or self.nodes)
 
-    @property
-    def global_batch(self) -> int:
-        """The number of samples that all devices process in one optimizer step."""
-        samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
-        return self.accumulation_steps * samples
-
     def row(self) -> dict[str, object]:
         """Return the kind and the setup as columns of a measurement row.
 

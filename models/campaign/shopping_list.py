@@ -242,8 +242,7 @@ def elastic_launch(
     types = types_of(name) if isinstance(name, str) else ()
     by_market = {(offer.instance_type.name, offer.market): offer for offer in reversed(offers)}
     wanted = [(kind, "spot" if at else "on-demand") for at, kind in enumerate(types)]
-    whole = mode == Mode(precision=mode.precision)
-    if len(types) < 2 or not whole or not by_market.keys() >= set(wanted):
+    if len(types) < 2 or mode != Mode(mode.precision) or not by_market.keys() >= set(wanted):
         return None
     cluster = Cluster(members=tuple(by_market[one] for one in wanted))
     if limits.fits(cluster):
@@ -292,7 +291,8 @@ def _next_launch(
     most = 0.0
     for cluster in clusters:
         names, price = cluster.type_names, _usd_per_second(cluster)
-        if costs.minimum_s * price > limits.max_usd:
+        affordable_s = min(limits.max_seconds, limits.max_usd / price)
+        if costs.minimum_s > affordable_s:
             continue
         first = [run for run in wanted if run.members[0] in names]
         probes = [
@@ -303,9 +303,9 @@ def _next_launch(
             if len(members) > 1
         ]
         first += filter(known.needs, probes)
-        most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
+        most_s = affordable_s - costs.launch_s
         picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
-        value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
+        value = per_s * affordable_s
         if picked and (best is None or value > most * (1 + ROUNDING)):
             best, most = (cluster, picked), value
     return best

@@ -236,7 +236,7 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
-    """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
+    """Return the positions of the setups that may be chosen for `goal`, in ascending order.
 
     A setup needs a known objective, and a chance of at least 2 % (LEAST_CHANCE) of keeping the
     limit.
@@ -248,5 +248,4 @@ def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
     cheapest = best_of_each(costs.cluster, cheapest[hopeful[cheapest]])[:_MOST]
     safest = best_of_each(costs.cluster, safest[np.isfinite(loss[safest])])[:_MOST_SAFE]
-    kept = np.union1d(cheapest, safest)
-    return kept[np.argsort(aim[kept], kind="stable")]
+    return np.union1d(cheapest, safest)

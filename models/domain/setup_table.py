@@ -13,7 +13,7 @@ import pandas as pd
 from .categorical import numbered
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
 from .suggestions import nearest_names
-from .workload import MODE_COLUMNS, Mode, Setup
+from .workload import MODE_COLUMNS, Mode, Setup, joined
 
 Numbers = tuple[int, ...]
 Row = dict[str, Any]
@@ -73,11 +73,10 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     rows, which = numbered(zip(*columns, strict=True))
     texts = []
     for cluster, layout, batch in rows:
-        used, share = machines_of(cluster, layout.strip(), batch, devices)
-        machines = sorted(zip(types_of(cluster), used, share, strict=True), key=itemgetter(0))
-        types, layouts, batches = zip(*machines, strict=True)
-        numbers = ("+".join(map(str, each)) for each in (layouts, batches))
-        texts.append((cluster_name(types), *numbers))
+        numbers = machines_of(cluster, layout.strip(), batch, devices)
+        machines = sorted(zip(types_of(cluster), *numbers, strict=True), key=itemgetter(0))
+        types, used, share = zip(*machines, strict=True)
+        texts.append((cluster_name(types), joined(used), joined(share)))
     return pd.DataFrame(texts, columns=names).iloc[which].set_axis(frame.index)
 
 

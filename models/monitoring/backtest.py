@@ -52,14 +52,12 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
     """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
 
-    Unknown facts are NaN. An unknown number of devices is 1.
+    Unknown facts are NaN.
     """
-    known = data.instance_types.drop_duplicates("name").set_index("name")
     clusters = {*data.runs["cluster"], *asked["cluster"]}
     names = sorted({name for cluster in clusters for name in types_of(cluster)})
-    found = known.reindex(pd.Index(names, name="name"))
-    devices = found["devices"].astype(float).fillna(1).astype(int)
-    return found.assign(devices=devices).reset_index()
+    known = data.instance_types.drop_duplicates("name")
+    return pd.DataFrame({"name": names}).merge(known, how="left")
 
 
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:

@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name
-from ..domain.numeric import Z_90, IntArray
+from ..domain.numeric import IntArray
 from ..domain.setup_table import column, modes_of, types_of
 from ..domain.workload import label
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
@@ -168,22 +167,14 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their errors, and the coverage and width of their intervals.
-
-    The 50 % and 80 % intervals follow from the row's 90 % interval, for a log-normal distribution.
-    """
+    """Return the number of rows, their errors, and the coverage and width of their intervals."""
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # the log of a lower end of 0 is infinite
-        middle, sd = np.log(low * high) / 2, np.log(high / low) / (2 * Z_90)
-        deviations = np.abs(np.log(measured) - middle) / sd
     return {
         "rows": len(rows),
         "mean_error": error.mean(),
         "median_error": np.median(error),
         "p90_error": np.quantile(error, 0.9),
-        "coverage_50": (deviations <= ndtri(0.75)).mean(),
-        "coverage_80": (deviations <= ndtri(0.9)).mean(),
         "coverage_90": ((low <= measured) & (measured <= high)).mean(),
         "median_width": np.median((high - low) / step),
     }

@@ -189,13 +189,12 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     run, costs = _quickest(case, cluster), case.experience.costs
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
-        found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
-        least = first.global_batch_least
-        run = next((one for one in found if one.global_batch >= least), None)
+        # The first run has the smallest global batch that the cluster can train.
+        run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
             f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
-            f" and strategy and global batch {least} or more: name other machines, or change the"
+            f" and strategy and global batch {first.global_batch_least} or more: name other machines, or change the"
             " batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
