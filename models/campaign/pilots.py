@@ -29,7 +29,6 @@ from .value_of_information import (
 )
 
 _TRUTHS = 400  # joint draws of the step times
-_ROUNDING = 1e-10  # keeps the covariance positive definite
 
 
 class Pilots(NamedTuple):
@@ -95,10 +94,9 @@ def simulated(
     Regret is the loss of the chosen setup minus the lowest loss of all setups. The mean is taken
     over joint draws of the true step times. `pilots` has positions in `belief`.
     """
-    random, size, places = np.random.default_rng(seed), len(belief.mean), question.places
-    root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
-    truth = belief.mean + (root @ random.standard_normal((size, _TRUTHS))).T
-    measured = truth + np.sqrt(belief.noise) * random.standard_normal((size, _TRUTHS)).T
+    random, places = np.random.default_rng(seed), question.places
+    truth = random.multivariate_normal(*belief[:2], _TRUTHS, method="eigh", check_valid="ignore")
+    measured = random.normal(truth, np.sqrt(belief.noise))
     loss = weighed(question.goal, *aim_and_meeting(question, truth[:, places], np.zeros(1)))
     for place in (None, *pilots):
         if place is not None:

@@ -93,6 +93,12 @@ class WorkloadValues(NamedTuple):
         regret[place] = 0.0
         return self._replace(belief=self.belief.given(place), regret=regret)
 
+    def computed(self) -> WorkloadValues:
+        """Return the values with `regret` computed again from `belief`."""
+        # Planned runs never raise a value, so runs whose value is 0 are skipped.
+        left = [place for place in self.places.values() if self.regret[place] > 0]
+        return self._replace(regret=run_values(self.questions, self.belief, left))
+
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
@@ -206,11 +212,7 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Compute the values of the runs of `workloads` again, after further runs were planned."""
         for name in self.values.keys() & set(workloads):
-            old = self.values[name]
-            # Planned runs never raise a value, so runs whose value is 0 are skipped.
-            left = [place for place in old.places.values() if old.regret[place] > 0]
-            regret = run_values(old.questions, old.belief, left)
-            self.values[name] = old._replace(regret=regret)
+            self.values[name] = self.values[name].computed()
 
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""
@@ -276,7 +278,5 @@ def _valued(
     for place, row in enumerate(fresh, start=first + len(valued)):
         belief = belief.given(place, np.log(row["step_s"]))
     places = {run: place for place, run in enumerate(valued, start=first)}
-    regret = run_values(choice_set.questions, belief, list(places.values()))
-    return WorkloadValues(
-        questions=choice_set.questions, belief=belief, places=places, regret=regret
-    )
+    unknown = np.ones(len(belief.mean))
+    return WorkloadValues(choice_set.questions, belief, places, regret=unknown).computed()

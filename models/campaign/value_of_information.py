@@ -205,8 +205,6 @@ def choice_set_of(
     A goal is left out if fewer than two setups compete for it. `predictions` has a row for each of
     `setups`, in the same order.
     """
-    if not setups:
-        return ChoiceSet(setups=(), questions=())
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
     sd = np.log(high_s / low_s) / 2 / Z_90

@@ -246,8 +246,7 @@ def _model(
     for workload in map(with_usual_goals, met if known else ()):
         supply = supply_of(workspace, workload, known, conditions)
         found = planner.plan(workload, supply, model, seed=SEED)
-        if found.ranked:
-            choice_set[workload.name] = contending(model, workload, found, conditions)
+        choice_set[workload.name] = contending(model, workload, found, conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
