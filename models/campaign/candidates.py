@@ -108,10 +108,6 @@ class PlannedRun:
         """The key of the setup; see `domain.setup_table.setup_key`."""
         return row_key(self.row(), {})
 
-    @property
-    def layout(self) -> tuple[int, ...]:
-        return self.devices or (1,) * len(self.members or self.nodes)
-
     def row(self) -> dict[str, object]:
         """Return the kind and the setup as columns of a measurement row.
 
@@ -122,7 +118,7 @@ class PlannedRun:
             "kind": self.kind,
             "workload": self.workload,
             "cluster": self.cluster,
-            "layout": joined(self.layout),
+            "layout": joined(self.devices or (1,)),
             "batch_per_device": profiled if self.kind == "profile" else joined(self.batches),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),

@@ -136,7 +136,7 @@ class Knowledge:
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(row["cluster"])
             # a run without a time (NaT) is not stale, because comparisons with NaT are False
-            if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
+            if at <= max(before, *(drifted.get(name, before) for name in names)):
                 stale.update(names)
                 continue
             fresh.update(names)

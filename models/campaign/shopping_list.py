@@ -68,7 +68,7 @@ class CampaignLimits:
     market: str = "spot"
     costs: Costs = field(default_factory=Costs)
 
-    def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
+    def after(self, *launches: PlannedLaunch) -> CampaignLimits:
         """Return the limits that remain after `launches`, negative where `launches` exceed them."""
         return replace(
             self,
@@ -167,7 +167,7 @@ def shopping_list(
         explained = [replace(run, reason=known.reason(run)) for run in picked]
         launch = launch_of(cluster, explained, limits.costs)
         yield launch
-        limits = limits.after([launch])
+        limits = limits.after(launch)
         for run in picked:
             known.add(run)
             left.pop(run, None)
@@ -218,7 +218,7 @@ def learning_launches(
             checks = (learning_runs(*each, pair, limits.costs) for each in modes[:count])
             runs = list(dict.fromkeys(chain(*checks)))  # several modes share a dense mode
             launch = launch_of(pair, runs, limits.costs)
-            rest = left.after([launch])
+            rest = left.after(launch)
             if runs and rest.are_kept:
                 found.append(launch)
                 left = rest
@@ -248,7 +248,7 @@ def elastic_launch(
     if limits.fits(cluster):
         return None
     devices, batches = machines_of(name, recommended["layout"], recommended["batch_per_device"], {})
-    step_s = float(recommended["step_s"])
+    step_s = recommended["step_s"]
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
     run = PlannedRun(
         kind="elastic",
@@ -266,7 +266,7 @@ def elastic_launch(
         reason="the cost of losing a machine",
     )
     launch = launch_of(cluster, [run], limits.costs)
-    return launch if limits.after([launch]).are_kept else None
+    return launch if limits.after(launch).are_kept else None
 
 
 def _next_launch(

@@ -52,10 +52,9 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
     """Return the mode (precision, strategy, switches) of each row of `frame`."""
-    columns = [column(frame, name, "").tolist() for name in MODE_COLUMNS]
-    rows, which = numbered(zip(*columns, strict=True))
-    modes = [mode_of(dict(zip(MODE_COLUMNS, values, strict=True))) for values in rows]
-    return [modes[at] for at in which.tolist()]
+    rows = list(zip(*(column(frame, name, "") for name in MODE_COLUMNS), strict=True))
+    modes = {row: mode_of(dict(zip(MODE_COLUMNS, row, strict=True))) for row in set(rows)}
+    return [modes[row] for row in rows]
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:

@@ -150,8 +150,8 @@ class Mode(NamedTuple):
     @property
     def alone(self) -> Mode:
         """Return this mode for training on one device: with DDP and without offload."""
-        kept = [switch for switch in self.switches.split("+") if switch != "offload"]
-        return Mode(self.precision, switches="+".join(kept) or "none")
+        kept = self.switches.removesuffix("offload").removesuffix("+")  # offload is the last switch
+        return Mode(self.precision, switches=kept or "none")
 
 
 def label(workload: str, mode: Mode) -> str:

@@ -36,7 +36,10 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
         ValueError: if `data` has nothing to learn from or rows of several providers.
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
-    model = fit(replace(data, instance_types=_described(data, asked)), seed=seed)
+    names = {name for cluster in asked["cluster"] for name in types_of(cluster)}
+    # A type that the catalogue does not describe is predicted with medians of the measured types.
+    types = data.instance_types.merge(pd.DataFrame({"name": sorted(names)}), how="outer")
+    model = fit(replace(data, instance_types=types), seed=seed)
     rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
     model = all_introduced(model, workload_facts(rows) | workload_facts(data))
     found = pd.DataFrame(np.nan, asked.index, list(PREDICTED)).assign(unpredicted="")
@@ -49,17 +52,6 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     return found.assign(guessed=guessed).set_index(test.index)
 
 
-def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
-
-    Unknown facts are NaN.
-    """
-    clusters = {*data.runs["cluster"], *asked["cluster"]}
-    names = sorted({name for cluster in clusters for name in types_of(cluster)})
-    known = data.instance_types.drop_duplicates("name")
-    return pd.DataFrame({"name": names}).merge(known, how="left")
-
-
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage by workload, by number of instances, and in total.
 
@@ -67,8 +59,8 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     out. The columns of the result are `by` (the kind of group), `group`, and those of `scores`.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
-        measured_s=test["step_s"].astype(float),
-        workload=test["workload"].astype(str),
+        measured_s=test["step_s"],
+        workload=test["workload"],
         instances=[len(types_of(name)) for name in test["cluster"]],
         all="all",
     )

@@ -87,7 +87,7 @@ def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
 
 def _labels(rows: pd.DataFrame) -> list[str]:
     """Return the label of each row's workload and mode."""
-    return list(map(label, rows["workload"].astype(str), modes_of(rows)))
+    return list(map(label, rows["workload"], modes_of(rows)))
 
 
 def _machines(rows: pd.DataFrame) -> IntArray:
@@ -146,9 +146,9 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the model's predictions of the runs in `rows`, next to the measured step times."""
     return model.predict(rows)[STEP].assign(
         row=rows.index,
-        run_id=column(rows, "run_id", "").astype(str),
+        run_id=column(rows, "run_id", ""),
         setup=_setups(rows),
-        measured_s=rows["step_s"].astype(float),
+        measured_s=rows["step_s"],
     )
 
 

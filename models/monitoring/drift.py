@@ -35,7 +35,7 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
-    learned = column(runs, "run_id", "").astype(str).isin(model.trained_on)
+    learned = column(runs, "run_id", "").isin(model.trained_on)
     fresh = runs[~learned & at.notna() & ~(at <= at[learned].max())]
     setups = fresh[["cluster"]].assign(zone=column(fresh, "zone", ""), measured_at=at[fresh.index])
     return predictions_of(model, data).merge(setups, left_on="row", right_index=True)

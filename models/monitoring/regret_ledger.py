@@ -41,6 +41,7 @@ _KEPT = [
     "accumulation_steps",
     *Mode._fields,
     "runs",
+    "rivals_named",
     *(f"promised_{name}" for name in _PROMISED),
 ]
 _MEASURED = ["step_s", "hours", "usd", "p_meets"]
@@ -81,8 +82,6 @@ def judge(
         conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """
-    if promises.empty:
-        return []
     measured = runs[runs["step_s"] > 0]
     measured = measured[["run_id", "measured_at", "step_s"]].assign(key=_keys(measured, devices))
     named = promises.rename(columns={"p_meets_constraint": "p_meets"})
@@ -91,27 +90,27 @@ def judge(
         key=_keys(promises, devices),
         question=["\n".join(map(str, row)) for row in promises[_QUESTION].to_numpy()],
     )
-    promised = named["publication_id"].astype(str) + "\n" + named["question"]
-    named = named.assign(promise_id=promised.map(_digest)).sort_values("rank", kind="stable")
-    named = named.drop_duplicates(["promise_id", "key"])
+    promised = named["publication_id"] + "\n" + named["question"]
+    named["promise_id"] = promised.map(_digest)
+    named = named.sort_values("rank", kind="stable").drop_duplicates(["promise_id", "key"])
+    named["rivals_named"] = named.groupby("promise_id")["rank"].transform("size") - 1
     used = named.merge(measured.rename(columns={"step_s": "measured_step_s"}), on="key")
     used = used[used["measured_at"] > used["published_at"]]
     first = used[(used["rank"] == 1) & ~(used["measured_at"] > used["promised_again_at"])]
     first = first.drop_duplicates("promise_id").sort_values(["published_at", "promise_id"])
     equal = first.groupby(["question", "key", "market"], dropna=False)
+    first["until"] = equal["published_at"].shift(-1)
+    used = first[["promise_id", "until"]].merge(used, on="promise_id")
+    used = used[~(used["measured_at"] > used["until"])]
     sizes = {
         row["workload"]: checkpoint_bytes(row.get("gradient_bytes"), row.get("checkpoint_bytes"))
         for row in rows_of(workloads)
     }
     ledger = []
-    for promise_id, until in zip(first["promise_id"], equal["published_at"].shift(-1), strict=True):
-        judging = used[(used["promise_id"] == promise_id) & ~(used["measured_at"] > until)]
-        outcomes = [
-            _outcome(same, conditions, sizes, overshoot_price)
-            for _, same in judging.groupby("rank")
-        ]
-        rivals_named = int((named["promise_id"] == promise_id).sum()) - 1
-        ledger.append(_judged(outcomes, judging) | {"rivals_named": rivals_named})
+    for _, judging in used.groupby("promise_id", sort=False):
+        setups = (setup for _, setup in judging.groupby("rank"))
+        outcomes = [_outcome(setup, conditions, sizes, overshoot_price) for setup in setups]
+        ledger.append(_judged(outcomes, judging))
     return ledger
 
 
@@ -134,7 +133,7 @@ def _outcome(
     counts = np.array([[pool["count"] for pool in row["pools"]]])
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
     conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
-    work_hours = [-(-int(row["samples"]) // int(row["global_batch"])) * step_s / 3600]
+    work_hours = [-(-row["samples"] // row["global_batch"]) * step_s / 3600]
     hours, price = float(expected_hours(work_hours, conditions)[0]), row["usd_per_hour"]
     goal = Goal(
         goal=row["goal"],

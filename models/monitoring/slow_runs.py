@@ -159,7 +159,7 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
 
     Equal nodes have the same instance type, number of devices used and batch per device. A result
     of 0.2 means that the node computes 20 % longer per step than the median equal node. The result
-    is (0, 0.0) if no node is known to be slower than equal nodes.
+    is (0, 0.0) if the seconds of the nodes are unknown.
     """
     rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
     used, shares = machines_of(run["cluster"], run["layout"], run["batch_per_device"], {})
@@ -167,10 +167,8 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
         return 0, 0.0
     seconds = np.maximum.reduceat(rank_s, np.cumsum([0, *used[:-1]])).tolist()
     kinds = list(zip(types, used, shares, strict=True))
-    slowest = 0, 0.0
+    above = []
     for node, kind in enumerate(kinds):
         equals = [seconds[at] for at, other in enumerate(kinds) if other == kind and at != node]
-        above = seconds[node] / median(equals) - 1 if equals else 0.0
-        if above > slowest[1]:
-            slowest = node, above
-    return slowest
+        above.append(seconds[node] / median(equals) - 1 if equals else 0.0)
+    return above.index(max(above)), max(above)

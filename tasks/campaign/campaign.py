@@ -87,7 +87,7 @@ def shop(
     model = None
     if champion is not None:
         model = _model(workspace, champion.model, workloads, offers, past.runs)
-    rest = limits.after(learning)
+    rest = limits.after(*learning)
     launches = [*learning, *shopping_list(rest, workloads, offers, past, model=model)]
     if champion is not None and tally.left_usd > 0 and not launches and not tally.refused:
         reporter().say(STOPS)

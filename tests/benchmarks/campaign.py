@@ -264,7 +264,7 @@ def _setup_of(cluster: Cluster, item: PlannedRun) -> Setup:
     return Setup(
         workload=item.workload,
         cluster=Cluster(members=tuple(cluster.members[node] for node in item.nodes)),
-        layout=item.layout,
+        layout=item.devices,
         batch_per_device=item.batches,
         accumulation_steps=item.accumulation_steps,
     )
