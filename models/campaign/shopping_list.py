@@ -14,7 +14,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import chain, groupby, product
 from typing import Any
 
 from ..domain.cluster import Cluster, Offer
@@ -197,7 +197,7 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` has the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
+    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the cheapest pair of
     equal machines that fits the caps and can train in the modes. All launches together use at most
     two thirds of the caps. If a launch with all modes of a workload does not fit, the last modes
     are left out.
@@ -212,11 +212,11 @@ def learning_launches(
         max_usd=limits.max_usd * _LEARNING_SHARE,
     )
     found: list[PlannedLaunch] = []
-    for name in dict.fromkeys(workload.name for workload, *_ in wanted):
-        modes = [each for each in wanted if each[0].name == name]
+    for _, checks in groupby(wanted, key=lambda check: check[0].name):
+        modes = list(checks)
         for count, pair in product(range(len(modes), 0, -1), pairs):
-            checks = (learning_runs(*each, pair, limits.costs) for each in modes[:count])
-            runs = list(dict.fromkeys(chain(*checks)))  # several modes share a dense mode
+            found_runs = (learning_runs(*each, pair, limits.costs) for each in modes[:count])
+            runs = list(dict.fromkeys(chain(*found_runs)))  # several modes share a dense mode
             launch = launch_of(pair, runs, limits.costs)
             rest = left.after(launch)
             if runs and rest.are_kept:

@@ -161,7 +161,8 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
     """
     loss = losses(question.goal, log_aim, meeting)
     cheapest, safest = loss.round(9).argmin(axis=-1), meeting.chance.argmax(axis=-1)
-    return np.where(np.isfinite(loss).any(axis=-1), cheapest, safest)
+    best: IntArray = np.where(np.isfinite(loss).any(axis=-1), cheapest, safest)
+    return best
 
 
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
@@ -213,7 +214,7 @@ def choice_set_of(
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions)
     irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
     fixed = costs.conditions.startup_s / 3600
-    contending = {goal: _contending(goal, costs).tolist() for goal in workload.goals}
+    contending = {goal: _contending(goal, costs) for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
     chosen = sorted(set().union(*contending.values()))
     questions = [

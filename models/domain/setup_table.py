@@ -16,7 +16,7 @@ from .suggestions import nearest_names
 from .workload import MODE_COLUMNS, Mode, Setup, joined
 
 Numbers = tuple[int, ...]
-Row = dict[str, Any]
+Row = dict[Any, Any]
 
 
 types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a few clusters
@@ -39,9 +39,7 @@ def machines_of(
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
     """Return the column `name`, with `default` for missing values or for a missing column."""
-    if name not in frame.columns:
-        return pd.Series([default] * len(frame), index=frame.index, dtype=object)
-    values = frame[name].astype(object)
+    values = frame.get(name, pd.Series(index=frame.index)).astype(object)
     return values.where(values.notna(), default)
 
 
@@ -109,7 +107,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     cluster, steps = row["cluster"], row.get("accumulation_steps")
     numbers = machines_of(cluster, row.get("layout"), row["batch_per_device"], devices)
     machines = zip(types_of(cluster), *numbers, strict=True)
-    count = 1 if _absent(steps) else int(float(steps))
+    count = 1 if _absent(steps) else int(float(str(steps)))
     return row["workload"], mode_of(row), tuple(sorted(machines)), count
 
 
@@ -128,8 +126,7 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
     """Return the rows of the frame as dictionaries."""
-    rows: list[dict[Any, Any]] = frame.to_dict("records")
-    return rows
+    return frame.to_dict("records")
 
 
 def _absent(value: Any) -> bool:

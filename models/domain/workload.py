@@ -127,16 +127,17 @@ class Mode(NamedTuple):
         Each argument has a number for each cluster: its machines, the fewest and the most devices
         used on one of them, and all used devices (`ranks`).
         """
+        able: BoolArray = (ranks > 1) | (not self.of_several)
         if self.combined:  # Adasum combines ranks in pairs, then pairs of pairs
-            return (ranks > 1) & (ranks & (ranks - 1) == 0)
-        if self.servers:
-            return (machines > 1) & (machines >= self.servers)
-        if self.strategy == MSTOPK_SENT:  # devices of equal index exchange gradients
-            return (machines > 1) & (fewest == most)
-        if self.divided:
+            able &= ranks & (ranks - 1) == 0
+        elif self.servers:
+            able = (machines > 1) & (machines >= self.servers)
+        elif self.strategy == MSTOPK_SENT:  # devices of equal index exchange gradients
+            able = (machines > 1) & (fewest == most)
+        elif self.divided:
             grids = [count for count in set(ranks.tolist()) if grid_shape(self.strategy, count)]
-            return np.isin(ranks, grids)
-        return (ranks > 1) | (not self.of_several)
+            able = np.isin(ranks, grids)
+        return able
 
     @property
     def dense(self) -> Mode:

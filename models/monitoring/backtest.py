@@ -12,7 +12,7 @@ import pandas as pd
 from ..domain.setup_table import types_of
 from ..step_time.dataset import TrainingData, valid_runs, workload_facts
 from ..step_time.model import all_introduced, fit
-from .cross_validation import STEP, scores
+from .cross_validation import STEP, machines, scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
@@ -61,7 +61,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"],
         workload=test["workload"],
-        instances=[len(types_of(name)) for name in test["cluster"]],
+        instances=machines(test),
         all="all",
     )
     found = [

@@ -58,7 +58,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     out, the training data also lack the probes (sweeps of all-reduces) on clusters of this size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
-    size = _machines(runs)
+    size = machines(runs)
     setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
     labels = np.array(_labels(runs))
     if len(set(labels.tolist())) > _MOST_GROUPS:
@@ -70,7 +70,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
             if split == "workload":
                 out &= size > 1
             if split == "cluster_size" and group > 1 and len(probes):
-                probes = probes[_machines(probes) != group]
+                probes = probes[machines(probes) != group]
             training = replace(data, runs=runs[~out], probes=probes)
             yield split, str(group), training, runs[out]
 
@@ -90,7 +90,7 @@ def _labels(rows: pd.DataFrame) -> list[str]:
     return list(map(label, rows["workload"], modes_of(rows)))
 
 
-def _machines(rows: pd.DataFrame) -> IntArray:
+def machines(rows: pd.DataFrame) -> IntArray:
     """Return the number of machines of each row's cluster."""
     return np.array([len(types_of(name)) for name in rows["cluster"]], dtype=int)
 

@@ -10,7 +10,7 @@ its deadline or budget counts as a failure and has no regret.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -88,17 +88,15 @@ def judge(
     named = named.assign(
         **named[_PROMISED].add_prefix("promised_"),
         key=_keys(promises, devices),
-        question=["\n".join(map(str, row)) for row in promises[_QUESTION].to_numpy()],
+        promise_id=list(map(_digest, promises[["publication_id", *_QUESTION]].to_numpy())),
     )
-    promised = named["publication_id"] + "\n" + named["question"]
-    named["promise_id"] = promised.map(_digest)
     named = named.sort_values("rank", kind="stable").drop_duplicates(["promise_id", "key"])
     named["rivals_named"] = named.groupby("promise_id")["rank"].transform("size") - 1
     used = named.merge(measured.rename(columns={"step_s": "measured_step_s"}), on="key")
     used = used[used["measured_at"] > used["published_at"]]
     first = used[(used["rank"] == 1) & ~(used["measured_at"] > used["promised_again_at"])]
     first = first.drop_duplicates("promise_id").sort_values(["published_at", "promise_id"])
-    equal = first.groupby(["question", "key", "market"], dropna=False)
+    equal = first.groupby([*_QUESTION, "key", "market"], dropna=False)
     first["until"] = equal["published_at"].shift(-1)
     used = first[["promise_id", "until"]].merge(used, on="promise_id")
     used = used[~(used["measured_at"] > used["until"])]
@@ -173,7 +171,7 @@ def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
     row = {
         **choice[_KEPT],
         **choice[_MEASURED].add_prefix("measured_"),
-        "evidence": _digest("\n".join(used["run_id"])),
+        "evidence": _digest(used["run_id"]),
         "evidence_runs": len(used),
         "within_interval": bool(low_s <= choice["step_s"] <= high_s),
         "met_constraint": None if choice["p_meets"] is None else choice["holds"],
@@ -187,5 +185,5 @@ def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
     return {name: None if pd.isna(value) else value for name, value in row.items()}
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(values: Iterable[object]) -> str:
+    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()[:16]

@@ -161,7 +161,7 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
     of 0.2 means that the node computes 20 % longer per step than the median equal node. The result
     is (0, 0.0) if the seconds of the nodes are unknown.
     """
-    rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
+    rank_s = np.array(run["rank_compute_s"], dtype=float, ndmin=1)
     used, shares = machines_of(run["cluster"], run["layout"], run["batch_per_device"], {})
     if len(rank_s) != sum(used):  # the run did not record the seconds of each device
         return 0, 0.0
