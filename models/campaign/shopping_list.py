@@ -197,10 +197,10 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the cheapest pair of
-    equal machines that fits the caps and can train in the modes. All launches together use at most
-    two thirds of the caps. If a launch with all modes of a workload does not fit, the last modes
-    are left out.
+    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the
+    cheapest pair of equal machines that fits the caps and can train in the modes. All launches
+    together use at most two thirds of the caps. If a launch with all modes of a workload does not
+    fit, the last modes are left out.
     """
     if limits.max_hosts < 2:
         return []

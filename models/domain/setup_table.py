@@ -28,7 +28,8 @@ def machines_of(
     """Return two tuples with a number for each instance: used devices, and batch per device.
 
     `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text or a
-    missing value means all devices. `devices` maps instance types to their number of devices; the default is 1.
+    missing value means all devices. `devices` maps instance types to their number of devices; the
+    default is 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)

@@ -45,8 +45,8 @@ def alarms(
     """Return a row of the table raw_alarms for each run that was slower than its 90 % interval.
 
     Args:
-        runs: rows of the mart run_details, the newest first, with an additional column `slowness`: the seconds of the
-            reference computation divided by its usual seconds.
+        runs: rows of the mart run_details, the newest first, with an additional column `slowness`:
+            the seconds of the reference computation divided by its usual seconds.
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: the share of a step that making batches took in profiles, by workload and

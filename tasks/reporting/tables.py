@@ -580,7 +580,8 @@ def print_backtest(found: Row) -> None:
 
     title = (
         f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
-        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 90 % intervals"
+        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 90 %"
+        " intervals"
     )
     frame = pd.DataFrame(found["summary"])
     text = frame.round(4).to_string(index=False) if len(frame) else ""
