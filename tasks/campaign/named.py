@@ -137,7 +137,6 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
             rows.append(
                 {
                     "run_id": run_id,
-                    "kind": run.kind,
                     **run.row(),
                     "market": launch.cluster.market,
                     **_predicted(case, run),
@@ -179,14 +178,13 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     run, costs = _quickest(case, cluster), case.experience.costs
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
-        found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
-        least = first.global_batch_least
-        run = next((one for one in found.values() if one.global_batch >= least), None)
+        # The first run has the smallest global batch that the cluster can train.
+        run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
             f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
-            f" and strategy and global batch {least} or more: name other machines, or change the"
-            " batch"
+            f" and strategy and global batch {first.global_batch_least} or more: name other"
+            " machines, or change the batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -254,7 +252,7 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         for row in pilots["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}")
-            found.setdefault(f"{run.kind} {run.row()}", (cluster, run))
+            found.setdefault(str(run.row()), (cluster, run))
     launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
     for cluster, run in list(found.values())[:count]:
         launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)

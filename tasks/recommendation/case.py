@@ -258,8 +258,9 @@ def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
     """Return the ranked setups of `found` that may turn out to be the best when measured."""
-    rows = pd.DataFrame([setup.row() for setup in found.ranked])
-    predicted = model.predict(rows) if found.ranked else rows
+    if not found.ranked:
+        return ChoiceSet(setups=(), questions=())
+    predicted = model.predict(pd.DataFrame([setup.row() for setup in found.ranked]))
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
 
 

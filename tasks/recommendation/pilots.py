@@ -7,7 +7,7 @@ from itertools import chain
 
 import pandas as pd
 
-from models.campaign.candidates import training_run, type_names
+from models.campaign.candidates import training_run
 from models.campaign.pilots import choose_pilots
 from models.campaign.value_of_information import ChoiceSet
 from models.domain.cluster import Offer
@@ -146,7 +146,6 @@ def _pilots(
         billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))
         runs.append(
             {
-                "kind": run.kind,
                 **run.row(),
                 "market": cluster.market,
                 "seconds": billed_s,
@@ -203,6 +202,6 @@ def _candidates(
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
     """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
     for setup in choice_set.setups:
-        cluster = cheapest_cluster(type_names(setup.cluster), supply.offers)
+        cluster = cheapest_cluster(setup.cluster.type_names, supply.offers)
         if cluster and len(cluster.members) <= supply.max_hosts and not supply.fits(cluster):
             yield replace(setup, cluster=cluster)

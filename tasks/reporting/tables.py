@@ -565,9 +565,7 @@ def print_backtest(found: Row) -> None:
         mean error: {mean_error:.1%}
         median error: {median_error:.1%}
         p90 error: {p90_error:.1%}
-        in 50 % interval: {coverage_50:.1%}
-        in 80 %: {coverage_80:.1%}
-        in 90 %: {coverage_90:.1%}
+        in 90 % interval: {coverage_90:.1%}
         median width: {median_width:.1%}
     """
     _print(
