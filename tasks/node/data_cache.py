@@ -196,7 +196,7 @@ class _Store:
             content = os.pread(self._file, size, begin)
         except (OSError, struct.error):
             return None
-        return content if _checksum(content, at) == checksum else None
+        return content if zlib.crc32(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
         """Store the pickle of the sample at index `at`, unless it is stored or there is no room.
@@ -213,7 +213,7 @@ class _Store:
                     raise OSError("it is full")
                 if self.get(at) is None:
                     os.pwrite(self._file, content, end)
-                    entry = _ENTRY.pack(end, len(content), _checksum(content, at))
+                    entry = _ENTRY.pack(end, len(content), zlib.crc32(content, at))
                     os.pwrite(self._file, entry, _HEAD_BYTES + at * _ENTRY.size)
         except OSError as error:
             if not self.is_full:
@@ -253,10 +253,6 @@ def _pickled(at: int, sample: Any) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ValueError(f"sample {at} cannot be cached: {error}") from error
     return written.getvalue()
-
-
-def _checksum(content: bytes, at: int) -> int:
-    return zlib.crc32(content, at & 0xFFFFFFFF)
 
 
 @contextmanager
