@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from s3transfer.manager import TransferConfig, TransferManager
+from s3transfer.manager import TransferManager
 
-from ..data import FAILED, FETCHING, KEPT_FREE_BYTES, READY, S3, failure_of, files_of, folder_of
+from ..data import FAILED, FAILURE, FETCHING, KEPT_FREE_BYTES, READY, S3, files_of, folder_of
 from ..record import write_file
 
 
@@ -53,7 +53,8 @@ class Fetcher:
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
-                    write_file(failure_of(self.mailbox, digest), reason.encode())
+                    path = folder_of(self.mailbox, digest).with_suffix(FAILURE)
+                    write_file(path, reason.encode())
                 self.states[digest] = {"state": FAILED, "reason": reason}
 
     def _fetch(self, digest: str, address: str) -> None:
@@ -78,9 +79,7 @@ class Fetcher:
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         try:
-            with TransferManager(
-                self.client, TransferConfig(max_request_concurrency=16)
-            ) as manager:
+            with TransferManager(self.client) as manager:
                 transfers = []
                 for name, key in keys.items():
                     (beside / name).parent.mkdir(parents=True, exist_ok=True)

@@ -74,10 +74,9 @@ _RECORDS = "records/"
 # allow 1 GiB in total. Of a longer log, only the last 512 KiB are uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between two uploads of a file that changes. The heartbeat must be uploaded much
+# Minimum seconds between two uploads of a file, or between two attempts. The heartbeat must be uploaded much
 # more often than every 30 s, because the controller then declares a node silent.
 CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
-_RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
 # heartbeats therefore share a budget, whose price tasks/providers/ec2/prices.py adds to each
 # launch. If the budget is spent, files wait. Records are uploaded first.
@@ -92,7 +91,7 @@ class UploadState:
     """The upload state of one file.
 
     mark: identifies the content at the last upload; None if the file was not uploaded yet.
-    due_at: time on the clock time.monotonic() before which the file is not uploaded again.
+    due_at: time on the clock time.monotonic() before which no upload is tried again.
     """
 
     mark: Mark | None = None
@@ -106,20 +105,19 @@ class Outbox:
     owner: a user id. Files of other users are not uploaded.
     put: `put(name, content)` uploads a file, or raises an error in s3.FAULTS.
     budget: the number of uploads that may start now.
-    budget_at: the value of time.monotonic() at which `budget` was computed.
+    budget_at: the value of time.monotonic() at which `budget` was computed. The budget starts full.
     """
 
     folder: Path
     owner: int
     put: Callable[[str, bytes], None]
     states: dict[str, UploadState] = field(default_factory=dict)
-    budget: float = UPLOADS_AT_ONCE
-    budget_at: float = field(default_factory=lambda: time.monotonic())
+    budget: float = 0.0
+    budget_at: float = -math.inf
 
-    def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
+    def carry(self, *, due_only: bool = True) -> None:
         """Upload each new or changed file once.
 
-        until: the value of time.monotonic() at which to stop.
         due_only: True to skip files that were uploaded, or failed to upload, a few seconds ago.
 
         Raises the first error in s3.FAULTS after all files have been tried.
@@ -128,14 +126,12 @@ class Outbox:
         first_error = None
         for name in self.waiting():
             now, state = time.monotonic(), self.states[name]
-            if now >= until:
-                break
             if (due_only and now < state.due_at) or not self._may_upload(name):
                 continue
+            state.due_at = now + (LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S)
             try:
                 self._upload(name)
             except FAULTS as error:
-                state.due_at = time.monotonic() + _RETRY_S
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
@@ -187,8 +183,7 @@ class Outbox:
             self.put("refused.json", json.dumps({"reason": why}).encode())
         else:
             self.put(name, content)
-        pause_s = LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S
-        self.states[name] = UploadState(mark, time.monotonic() + pause_s)
+        self.states[name].mark = mark
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Yield (name, mark) for each regular file of the user `owner` that has an allowed name."""
