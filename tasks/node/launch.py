@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from .data import data_path
@@ -160,7 +159,9 @@ class Launch(Worker):
         dist.init_process_group(backend(self.device), timeout=timeout)
         # torchrun's store outlives the workers of other nodes. The process groups use the first
         # connection to this store. This second connection may block while a rank waits for a key.
-        self.store = TCPStore(*self.master, is_master=False, timeout=timedelta(days=1))
+        self.store = dist.TCPStore(  # type: ignore[attr-defined]
+            *self.master, is_master=False, timeout=timedelta(days=1)
+        )
         wanted = {plan.ranks_of(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }

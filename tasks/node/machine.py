@@ -11,6 +11,7 @@ import platform
 import re
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -39,12 +40,10 @@ def interface_of(address: str) -> str:
     """Return the name of the network interface with this IPv4 address; "lo" if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
-            try:
+            with suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(
                     sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode())
                 )
-            except OSError:
-                continue  # an interface without an address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
     return "lo"

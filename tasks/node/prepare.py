@@ -43,7 +43,7 @@ def main() -> NoReturn:
     if plan.expected[node].checked:
         reason = wait_for_devices(plan.expected[node], plan.join_s)
         if reason:
-            fail_runs(mailbox, plan, node, code=EXIT_NO_DEVICE, reason=reason, cause=MACHINE)
+            fail_runs(EXIT_NO_DEVICE, reason, MACHINE)
     python, environment = sys.executable, dict(os.environ)
     try:
         # All workloads of a plan have the same folder, requirements and environment variables
@@ -56,8 +56,7 @@ def main() -> NoReturn:
         os.execve(python, [python, *sys.argv[1:]], environment)
     except (NotInstalled, OSError) as error:
         cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
-        reason = f"the workload could not be prepared: {error}"
-        fail_runs(mailbox, plan, node, code=EXIT_ITEM_FAILED, reason=reason, cause=cause)
+        fail_runs(EXIT_ITEM_FAILED, f"the workload could not be prepared: {error}", cause)
 
 
 if __name__ == "__main__":

@@ -312,10 +312,8 @@ def record_of(
     }
 
 
-def fail_runs(
-    mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
-) -> NoReturn:
-    """Write a failed record for each run that uses `node`, and exit with `code`.
+def fail_runs(code: int, reason: str, cause: str) -> NoReturn:
+    """Write a failed record for each run that uses this node, and exit with `code`.
 
     Values of `cause`:
 
@@ -323,6 +321,7 @@ def fail_runs(
     INSTALL: the package index did not respond, or the installation took too long.
     "": the workload is the cause.
     """
+    mailbox, plan, node = task_of_process()
     for item in plan.items:
         if node in item.nodes:
             problem = f"node {node}: {reason}"

@@ -96,24 +96,22 @@ def serve(launch: Launch, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns (workload, ""), or (None, reason) after a failure. Returns (None, "") for a probe of the
-    network, which has no workload.
+    Returns (workload, problem). The problem is "" if there is none. The workload is None after an
+    early failure, and for a probe of the network, which has no workload.
     """
+    built, problem = None, ""
     if item.kind == "probe":
-        return None, ""
-    built = None
+        return built, problem
     try:
         refuse(item, launch.device)
         built = launch.load(item, shared=item.strategy in SHARDED)
         refuse_model(item.strategy, built.model, item.used)
         switch_on(built.model, item.switches, whole=not built.shared)
         try_once(built, item.batches[item.nodes.index(launch.node)])
-        return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        if built is not None:
-            built.close()
-        return None, f"{launch.label}: {explain(error, launch.plan.workload(item))}"
+        problem = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
+    return built, problem
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:

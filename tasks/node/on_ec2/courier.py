@@ -19,8 +19,8 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -86,10 +86,9 @@ class Delivery:
         """
         rank = None
         while rank is None and not self._over():
-            try:
+            with self._faults_printed():  # until the controller has assigned the rank
                 rank = self.inbox.rank()
-            except FAULTS as error:  # the controller has assigned no rank yet
-                self._complain(str(error))
+            if rank is None:
                 time.sleep(1.0)
         if rank is None:
             return "" if self.leaving else "the controller assigned no rank before the deadline"
@@ -104,63 +103,57 @@ class Delivery:
         code = agent.poll()
         end_descendants()
         until = min(self.ends, time.monotonic() + _FLUSH_S) if self.leaving else self.ends
-        self._upload(outbox, due_only=False)
-        while outbox.records_wait() and time.monotonic() + _EVERY_S < until:
+        while True:
+            with self._faults_printed():
+                outbox.carry(due_only=False)
+            if not outbox.records_wait() or time.monotonic() + _EVERY_S >= until:
+                break
             time.sleep(_EVERY_S)
-            self._upload(outbox, due_only=False)
         if code in (None, 0, EXIT_DEADLINE):
             return ""
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any] | None) -> None:
-        """Upload `body` as the JSON file `name`, unless it is empty or was uploaded already.
-
-        Errors are printed, not raised.
-        """
-        if not body or self.sent.get(name) == body:
-            return
-        try:
+        """Upload `body` as the JSON file `name`, unless it is empty or was uploaded already."""
+        if body and self.sent.get(name) != body:
             self.store.put(name, json.dumps(body).encode())
             self.sent[name] = body
-        except FAULTS as error:
-            self._complain(f"{name} was not uploaded: {error}")
 
     def _round(self, outbox: Outbox) -> None:
         """Upload files. Every _EVERY_S seconds, also download files and data, and check for notices.
 
         Errors are printed, not raised.
         """
-        self._upload(outbox)  # first, because a record matters more than a new plan
+        with self._faults_printed():  # first, because a record matters more than a new plan
+            outbox.carry()
         if time.monotonic() < self.next_at:
             return
         self.next_at = time.monotonic() + _EVERY_S
-        try:
+        with self._faults_printed():
             self.inbox.fetch()
-        except FAULTS as error:
-            self._complain(str(error))
         with suppress(OSError):  # the controller has requested no data yet
             self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
-        self._publish(DATA_FILE, dict(self.data.states))
-        with suppress(OSError):
+        with self._faults_printed():
+            self._publish(DATA_FILE, dict(self.data.states))
             self._publish("notice.json", self.notice())
-
-    def _upload(self, outbox: Outbox, *, due_only: bool = True) -> None:
-        """Upload files as `Outbox.carry` does. Errors are printed, not raised."""
-        try:
-            outbox.carry(due_only=due_only)
-        except FAULTS as error:
-            self._complain(str(error))
 
     def _over(self) -> bool:
         """Return True if the machine shuts down, or if only the time for uploads is left."""
         return self.leaving or time.monotonic() >= self.ends - self.grace_s
 
-    def _complain(self, message: str) -> None:
-        """Print `message` on the machine's console, unless it equals the previous message."""
-        if message != self.last_message:
-            self.last_message = message
-            print(f"srift: {message}", flush=True)
+    @contextmanager
+    def _faults_printed(self) -> Iterator[None]:
+        """Return a context manager that prints errors of S3, network and disk on the console.
+
+        An error is not printed again if it equals the previous error.
+        """
+        try:
+            yield
+        except FAULTS as error:
+            if str(error) != self.last_message:
+                self.last_message = str(error)
+                print(f"srift: {error}", flush=True)
 
 
 def serve(given: argparse.Namespace) -> None:

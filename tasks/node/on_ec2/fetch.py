@@ -32,14 +32,13 @@ class Fetcher:
     states: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads the data. Skip data that an earlier call has requested.
+        """Start a thread that downloads the data, unless an earlier call has started it.
 
-        addresses: {digest of a workload's data: S3 address}.
+        addresses: {digest of a workload's data: S3 address}, the same in every call.
         """
-        new = {name: each for name, each in addresses.items() if name not in self.states}
-        if new:
-            self.states |= {digest: {"state": FETCHING} for digest in new}
-            threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
+        if not self.states:
+            self.states |= {digest: {"state": FETCHING} for digest in addresses}
+            threading.Thread(target=self.fetch_all, args=(addresses,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
         """Download the data of one address after another, and store the outcomes in `states`."""
