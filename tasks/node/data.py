@@ -56,17 +56,16 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     """Return {file name: S3 key}, where the file name is the key without `prefix`.
 
-    Objects that represent a folder are left out. Raises ValueError if a key is not a safe file
-    name.
+    keys: keys that begin with `prefix`. Objects that represent a folder are left out.
+
+    Raises ValueError if a key is not a safe file name.
     """
     found: dict[str, str] = {}
     for key in keys:
         name = key.removeprefix(prefix)
         if not name or name.endswith("/"):
             continue
-        parts = name.split("/")
-        odd = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
-        if odd or not name.isprintable() or not key.startswith(prefix):
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or not name.isprintable():
             raise ValueError(f"the object {key!r} has a key that cannot be a file name: rename it")
         found[name] = key
     return found

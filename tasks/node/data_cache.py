@@ -63,7 +63,7 @@ class Cached(Dataset[Any]):
             arguments of the dataset.
 
     Raises:
-        TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
+        TypeError: the dataset has no `__len__`, or is an IterableDataset.
         ValueError: `folder` is given without `key`.
         OSError: `folder` cannot be used, or another user owns the file in it.
     """
@@ -77,8 +77,7 @@ class Cached(Dataset[Any]):
         key: str = "",
     ) -> None:
         kind = type(dataset)
-        is_numbered = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
-        if isinstance(dataset, IterableDataset) or not is_numbered:
+        if isinstance(dataset, IterableDataset):
             raise TypeError(f"{kind.__name__} needs __getitem__ and __len__ to be cached")
         if folder is not None and not key:
             raise ValueError(

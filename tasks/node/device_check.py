@@ -38,11 +38,11 @@ def is_named(expected: str, name: str) -> bool:
     A100-SXM4-40GB" is an A100, but an A10 is not an A10G. A virtual device matches only a fraction
     of a device, such as "L4 1/8".
     """
-    if expected == ANY or name == expected:
+    if expected == ANY:
         return True
-    wanted, words = _words(_PART.sub("", expected)), _words(name)
-    is_part = _PART.search(expected) is not None
-    return wanted <= words and (is_part or not any(map(_PROFILE.match, words)))
+    whole, parts = _PART.subn("", expected)
+    words = _words(name)
+    return _words(whole) <= words and (parts > 0 or not any(map(_PROFILE.match, words)))
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:

@@ -224,10 +224,10 @@ def _on_device(make_batch: BatchMaker, device: torch.device) -> BatchMaker:
     if device.type == "cpu":
         return make_batch
 
-    def made(batch: int) -> tuple[Any, Any]:
+    def made(batch: int) -> Any:
         with nullcontext() if isinstance(make_batch, Loader) else device:
-            inputs, target = make_batch(batch)
-        return to_device(inputs, device), to_device(target, device)
+            inputs_and_target = make_batch(batch)
+        return to_device(inputs_and_target, device)
 
     return made
 

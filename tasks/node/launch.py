@@ -173,8 +173,7 @@ class Launch(Worker):
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.reports:
                 self.pairs = pairs(between) | {"nodes": list(plan.rank_counts)}
-        mine = self.node, self.devices[self.node]
-        self.devices |= of_ranks(mine, dist.group.WORLD)
+        self.devices |= of_ranks((self.node, self.devices[self.node]), dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
@@ -182,11 +181,10 @@ class Launch(Worker):
 
         order: keyword arguments for torch's `new_group`.
         """
-        timeout: Any = timedelta(seconds=self.plan.timeout_s)
-        group: dist.ProcessGroup = dist.new_group(
+        timeout = timedelta(seconds=self.plan.timeout_s)
+        return dist.new_group(  # type: ignore[no-any-return]
             list(ranks), timeout=timeout, backend=backend(self.device), **order
         )
-        return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
         """Recreate the runs' process groups with the nodes in the ring order `go["order"]`.

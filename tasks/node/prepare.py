@@ -47,8 +47,8 @@ def main() -> NoReturn:
     python, environment = sys.executable, dict(os.environ)
     try:
         # All workloads of a plan have the same folder, requirements and environment variables
-        # (WorkloadFile.process_key).
-        for workload in plan.workloads:
+        # (WorkloadFile.process_key), so the first is enough.
+        for workload in plan.workloads[:1]:
             python = python_of(mailbox, scratch, workload)
             environment |= workload.env
             if workload.folder:

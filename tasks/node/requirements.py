@@ -60,28 +60,22 @@ class NotInstalled(Exception):
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack a .tar.gz into `folder`, unless the folder exists.
+    """Unpack a .tar.gz into `folder`, over the files of an earlier attempt.
 
     Raises OSError if the archive cannot be unpacked, or if it contains a link, a special file, or a
     path that leads out of the folder.
     """
-    if folder.exists():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        code = Path(beside, "code")
-        try:
-            with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
-                for member in tar:
-                    path = Path(member.name)
-                    held = tar.extractfile(member) if member.isreg() else None
-                    if held is None or path.is_absolute() or ".." in path.parts:
-                        raise OSError(f"the code archive must not contain {member.name}")
-                    (code / path).parent.mkdir(parents=True, exist_ok=True)
-                    (code / path).write_bytes(held.read())
-        except (tarfile.TarError, EOFError) as error:
-            raise OSError(f"the code archive could not be unpacked: {error}") from None
-        code.rename(folder)
+    try:
+        with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
+            for member in tar:
+                path = Path(member.name)
+                held = tar.extractfile(member) if member.isreg() else None
+                if held is None or path.is_absolute() or ".." in path.parts:
+                    raise OSError(f"the code archive must not contain {member.name}")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(held.read())
+    except (tarfile.TarError, EOFError) as error:
+        raise OSError(f"the code archive could not be unpacked: {error}") from None
 
 
 def environment_of(environments: Path, digest: str) -> Path:

@@ -248,8 +248,6 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         serve(given)
-    except Exception:
-        traceback.print_exc()
     finally:
         # The command is found on PATH, because a host that emulates EC2 has its own `shutdown`. If
         # `shutdown` fails, the bootstrap script or a timer set at boot powers the machine off.

@@ -45,8 +45,7 @@ def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path):
 
 @pytest.mark.parametrize(
     "key",
-    ["cats/../../etc/passwd", "cats/..", "cats//etc/passwd", "cats/./x", "cats/a/../../x", "dogs/1.jpg", "cats/a\nb",
-     "cats/a\0b", f"cats/{'x' * 256}"],
+    ["cats/../../etc/passwd", "cats/..", "cats//etc/passwd", "cats/./x", "cats/a/../../x", "cats/a\nb", "cats/a\0b"],
 )  # fmt: skip
 def test_keys_that_climb_out_or_could_be_no_file_are_refused(key):
     with pytest.raises(ValueError, match=r"object|below"):
