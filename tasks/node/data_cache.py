@@ -114,7 +114,7 @@ class Cached(Dataset[Any]):
             with suppress(Exception):
                 return pickle.loads(content)
         sample = self.dataset[at]
-        if self._store.is_full:
+        if self._store.full:
             return sample
         content = _pickled(at, sample)
         if self._to_read_twice:
@@ -165,7 +165,7 @@ class _Store:
         self._digest, self._samples, self._room = digest, samples, room
         self._first = _HEAD_BYTES + samples * _ENTRY.size
         # Shared with the loader's workers. The value is 1 as soon as any process finds no room.
-        self._full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
+        self.full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
             raise PermissionError(f"another user owns {path}")
@@ -180,10 +180,6 @@ class _Store:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the store so that a spawned process opens the same file."""
         return _Store, (self._path, self._digest, self._samples, self._room)
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self._full)
 
     def get(self, at: int) -> bytes | None:
         """Return the pickle of the sample with index `at`; None if it is missing or damaged."""
@@ -215,8 +211,8 @@ class _Store:
                     entry = _ENTRY.pack(end, len(content), zlib.crc32(content, at))
                     os.pwrite(self._file, entry, _HEAD_BYTES + at * _ENTRY.size)
         except OSError as error:
-            if not self.is_full:
-                self._full.fill_(1)
+            if not self.full:
+                self.full.fill_(1)
                 _LOG.warning(
                     "data cache: %s stores no more samples (%s); the rest is read in every epoch",
                     self._path,

@@ -14,7 +14,7 @@ from typing import NoReturn
 from .device_check import wait_for_devices
 from .processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
 from .record import INSTALL, MACHINE, WorkloadFile, fail_runs, task_of_process
-from .requirements import NotInstalled, environment_of, install, unpack
+from .requirements import InstallationInterrupted, NotInstalled, environment_of, install, unpack
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
@@ -55,7 +55,7 @@ def main() -> NoReturn:
                 os.chdir(scratch / workload.folder)
         os.execve(python, [python, *sys.argv[1:]], environment)
     except (NotInstalled, OSError) as error:
-        cause = INSTALL if isinstance(error, NotInstalled) and error.passing else ""
+        cause = INSTALL if isinstance(error, InstallationInterrupted) else ""
         fail_runs(EXIT_ITEM_FAILED, f"the workload could not be prepared: {error}", cause)
 
 

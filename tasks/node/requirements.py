@@ -49,14 +49,11 @@ _UNREACHED = "connection broken by"  # pip prints these words if an index does n
 
 
 class NotInstalled(Exception):
-    """The requirements cannot be installed.
+    """The requirements cannot be installed."""
 
-    passing: True if a retry may help, because the cause may be the network or the time limit.
-    """
 
-    def __init__(self, sentence: str, *, passing: bool = False) -> None:
-        super().__init__(sentence)
-        self.passing = passing
+class InstallationInterrupted(NotInstalled):
+    """A retry may help, because the cause may be the network or the time limit."""
 
 
 def unpack(archive: bytes, folder: Path) -> None:
@@ -133,10 +130,11 @@ def install(
             with tempfile.TemporaryDirectory(prefix="srift-pip-", dir=environment) as scratch:
                 code, output = _run(confine(pip), root, scratch)
             if code is None:
-                raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
+                raise InstallationInterrupted(f"{failed} within {INSTALL_S:.0f} s")
             if code:
                 words = " ".join(output.split())[-_MOST_WORDS:]
-                raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
+                kind = InstallationInterrupted if _UNREACHED in output else NotInstalled
+                raise kind(f"{failed}: {words}")
         # the modification time shows when the environment was last used
         (environment / _MARKER).touch()
     return python

@@ -33,13 +33,13 @@ class Metadata:
         with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
-    def get(self, path: str, *, attempts: int = 5) -> str:
+    def get(self, path: str) -> str:
         """Return the value at `meta-data/<path>`; "" if the path does not exist.
 
-        Raises OSError if all `attempts` fail.
+        Raises OSError if four attempts fail.
         """
         problem: Exception | None = None
-        for attempt in range(attempts):
+        for attempt in range(4):
             if attempt:
                 time.sleep(0.2 * 2**attempt)
             token = ""
@@ -58,5 +58,5 @@ class Metadata:
         The key `at` has the time of the interruption in ISO 8601. Raises OSError if the service
         does not respond.
         """
-        action = self.get("spot/instance-action", attempts=2)
+        action = self.get("spot/instance-action")
         return {"kind": "interruption", "at": json.loads(action)["time"]} if action else None

@@ -9,7 +9,7 @@ import pytest
 from tasks.node import prepare
 from tasks.node.processes import EXIT_ITEM_FAILED, EXIT_NO_DEVICE
 from tasks.node.record import CPU, INSTALL, MACHINE, Devices, Item, WorkloadFile
-from tasks.node.requirements import NotInstalled
+from tasks.node.requirements import InstallationInterrupted
 from tasks.providers.archive import archive
 from tests.tasks.node.conftest import Left, give, plan, records
 
@@ -77,7 +77,7 @@ def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
     tmp_path, monkeypatch, capsys, workload, named, cause
 ):
     def slow(*_):
-        raise NotInstalled("slow", passing=True)
+        raise InstallationInterrupted("slow")
 
     if cause:
         monkeypatch.setattr(prepare, "install", slow)
