@@ -121,7 +121,7 @@ class Delivery:
             self.sent[name] = body
 
     def _round(self, outbox: Outbox) -> None:
-        """Upload files. Every _EVERY_S seconds, also download files and data, and check for notices.
+        """Upload files. Every _EVERY_S seconds, also download, and check for notices.
 
         Errors are printed, not raised.
         """

@@ -74,8 +74,8 @@ _RECORDS = "records/"
 # allow 1 GiB in total. Of a longer log, only the last 512 KiB are uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between two uploads of a file, or between two attempts. The heartbeat must be uploaded much
-# more often than every 30 s, because the controller then declares a node silent.
+# Minimum seconds between two uploads of a file, or between two attempts. The heartbeat must be
+# uploaded much more often than every 30 s, because the controller then declares a node silent.
 CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
 # heartbeats therefore share a budget, whose price tasks/providers/ec2/prices.py adds to each
