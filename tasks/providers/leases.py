@@ -21,7 +21,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from uuid import uuid4
 
 from pydantic import TypeAdapter
 
@@ -71,14 +70,14 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> None:
-        """Create the lease's folder with lease.json, and lock its file `controller`.
+        """Create the lease's folder with lease.json and a mailbox, and lock its file `controller`.
 
         By the lock, other processes see that this process is alive. Raises ProviderError if the
         folder exists already or lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
-            directory.mkdir()
+            self.mailbox(lease.lease_id).mkdir(parents=True)
         except FileExistsError:
             raise ProviderError(f"lease {lease.lease_id} exists already") from None
         try:
@@ -194,23 +193,16 @@ class LeaseFolder(Generic[L]):
             )
         self.forget(lease_id)
 
-    def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease that has no lease.json, but keep measurement records.
+    def forget_without_records(self, lease_id: str) -> str:
+        """Delete the folder of a lease that has no lease.json, unless it has measurement records.
 
-        The records are moved to `rejected/` in SRIFT_HOME. If the move fails, nothing is deleted.
-        Returns a sentence that says what happened to the records.
+        Returns a sentence about the records.
         """
-        mailbox, what = self.mailbox(lease_id), "it has no records"
+        mailbox = self.mailbox(lease_id)
         if any(mailbox.glob("node-*/records/*.json")):
-            target = self.root.parent / "rejected" / f"{lease_id}-{uuid4().hex[:6]}"
-            try:
-                target.parent.mkdir(exist_ok=True)
-                mailbox.rename(target)
-            except OSError as error:
-                return f"its records in {mailbox} cannot be moved to {target}: {error}"
-            what = f"its records were moved to {target}"
+            return f"its records stay in {mailbox}: delete or move this folder"
         self.forget(lease_id)
-        return what
+        return "it has no records"
 
 
 def replace_durably(path: Path, body: Any) -> None:

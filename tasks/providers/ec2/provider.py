@@ -69,7 +69,6 @@ class Ec2Provider(Ec2Market, Provider):
         wanted = attempts(cluster, self.known_offers(), zones, markets)
         with self.lease_folder.locked():
             self.lease_folder.create(running.lease)
-            self.lease_folder.mailbox(lease_id).mkdir()
         try:
             running.start(wanted)
             if self._threaded:

@@ -83,7 +83,7 @@ class Reaper:
         - Its Srift process has died.
         - Its machines did not end at an earlier try.
 
-        If lease.json is missing, the lease's folder is deleted, except measurement records.
+        If lease.json is missing, the lease's folder is deleted, unless it has measurement records.
         """
         try:
             lease = self.leases.read(lease_id)
@@ -91,7 +91,7 @@ class Reaper:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
         if lease is None:  # `_sweep` ends its machines, if there are any
-            says = self.leases.set_aside(lease_id)
+            says = self.leases.forget_without_records(lease_id)
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)

@@ -121,6 +121,12 @@ class Host:
     def pids(self) -> set[int]:
         return {self.process.pid, self.inner.pid}
 
+    def processes(self) -> list[psutil.Process]:
+        """Return `inner` and its descendants; [] if `inner` has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return [self.inner, *self.inner.children(recursive=True)]
+        return []
+
     def go(self) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # the host has died, which its `NodeState` reports
@@ -128,9 +134,10 @@ class Host:
             self.process.stdin.close()
 
     def end(self) -> None:
-        """Kill the host's first processes, which ends its namespaces."""
+        """Kill all processes of the host, which ends its namespaces."""
+        processes = self.processes()
         self.process.kill()
-        end([self.inner])
+        end(processes)
 
 
 class HostNetwork:
@@ -173,7 +180,6 @@ class HostNetwork:
         *,
         address: str,
         bandwidth_gbps: float,
-        prefix: int = 24,
     ) -> Host:
         """Start a host that runs `command` when `Host.go` is called.
 
@@ -182,7 +188,6 @@ class HostNetwork:
         address: IPv4 address of the host. Ignored if this computer cannot create namespaces.
         bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s. Also ignored
             without namespaces.
-        prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
@@ -191,7 +196,7 @@ class HostNetwork:
             return Host(process, psutil.Process(process.pid))
         script = (
             f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-            f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
+            f"ip addr add {address}/16 dev eth0 && ip link set eth0 up && "
             f"tc qdisc add dev eth0 root {_tbf(bandwidth_gbps)} || exit 71; {_AGENT}"
         )
         user = self._enter if self._isolation.kind == "user" else ()

@@ -14,13 +14,11 @@ from models.domain.cluster import Cluster
 from ..base import (
     Lease,
     LeaseUnreadable,
-    NoCapacity,
     NotSupported,
     NotSwept,
     Provider,
     ProviderError,
 )
-from . import catalogue as local_catalogue
 from .catalogue import LocalMachine, cores_of
 from .cluster import LocalCluster
 from .leases import LeaseStore
@@ -56,13 +54,12 @@ class LocalProvider(LocalMachine, Provider):
         files, is kept.
 
         Raises:
-            NoCapacity: if this computer has too few cores, or other hosts use too many cores.
-            NotSupported: if this computer can never run the cluster for another reason.
+            NoCapacity: if other hosts use too many cores.
+            NotSupported: if this computer can never run the cluster.
             ProviderError: if hosts cannot be started.
         """
         if why := self.fits(cluster):
-            too_large = cores_of(cluster) > local_catalogue.most_cores()
-            raise NoCapacity(why) if too_large else NotSupported(why)
+            raise NotSupported(why)
         now = datetime.now(UTC)
         lease = Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
@@ -103,9 +100,9 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime) -> list[str]:
-        """End overdue launches, launches whose process has died, and hosts without a lease.json.
+        """End overdue launches, launches whose process has died, and launches without a lease.json.
 
-        Launches and hosts of another SRIFT_HOME are not ended.
+        Launches of another SRIFT_HOME are not ended.
 
         Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
         the end if a lease.json cannot be read. The hosts of this launch keep running.
@@ -115,7 +112,7 @@ class LocalProvider(LocalMachine, Provider):
         sentences: list[str] = []
         unswept: dict[str, str] = {}
         with self.store.locked():
-            for lease_id in sorted({*self.store.ids(), *self.store.stray_ids(self.shares)}):
+            for lease_id in self.store.ids():
                 try:
                     lease = self.store.read(lease_id)
                     sentences += self._end(lease_id, lease, now)
@@ -137,12 +134,12 @@ class LocalProvider(LocalMachine, Provider):
             why = lease.why_end(now)
         if not why:
             return []
-        processes, groups = self.store.end(lease_id, self.shares)
-        what = f"{processes} processes were killed and {groups} cgroups removed"
+        killed = self.store.end(lease_id, self.shares)
+        what = f"{killed} processes were killed"
         if lease is None:
-            what += f"; {self.store.set_aside(lease_id)}"
+            what += f"; {self.store.forget_without_records(lease_id)}"
         elif lease.ended_at is None:
             self.store.close(lease_id, now, "reaped")
-        elif not processes and not groups:
+        elif not killed:
             return []
         return [f"lease {lease_id}: {why}; {what}"]

@@ -111,12 +111,12 @@ def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyo
 
 def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, left, aws):
     records = home.leases.mailbox("r-1") / "node-0/records"
-    records.mkdir(parents=True)
+    records.mkdir(parents=True, exist_ok=True)
     (records / "a.json").write_text("{}")
     (home.leases.directory("r-1") / "lease.json").unlink()
     home.reap()
     assert aws.alive() == []
-    assert len([*(home.path / "rejected").glob("r-1-*/node-0/records/a.json")]) == 1
+    assert (records / "a.json").exists()
 
 
 @pytest.mark.parametrize(
