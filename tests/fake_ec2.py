@@ -268,7 +268,7 @@ class FakeAws:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")
-        return {}
+        return {"TerminatingInstances": []}
 
 
 class _Client:

@@ -215,7 +215,7 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
     for market in spec.choices.markets:
         priced = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
-        requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
+        requests += requests_of(spec, attempt, security="", user_data="")
     for action, request in requests:
         # The requests cannot name the security group and the placement group: neither exists yet.
         words = _without(request, ("Groups", "Placement"))

@@ -8,14 +8,14 @@ quickly. Every wait has a time limit.
 import json
 import math
 import os
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, TypeVar
 
 from botocore import xform_name
@@ -33,6 +33,7 @@ ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between calls until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
+STILL_ALIVE: Filters = {"instance-state-name": ALIVE}
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -113,9 +114,8 @@ class Ec2Api:
     """
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
-        self.clients, self._lock = clients, threading.Lock()
+        self.clients = cache(clients)
         self.now, self.sleep = clock.now, clock.sleep
-        self._cached: dict[tuple[str, str], Any] = {}
         self._images: dict[tuple[str, str], Answer] = {}  # by region and SSM parameter
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
@@ -127,7 +127,7 @@ class Ec2Api:
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or xform_name(name)
         with asking(action, region):
-            client = self._client(_SERVICES.get(service, service), region)
+            client = self.clients(_SERVICES.get(service, service), region)
             answer: Answer = getattr(client, method)(**words)
             return answer
 
@@ -213,45 +213,25 @@ class Ec2Api:
         words |= {"InstanceTypes": names} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
-    def instances(
-        self,
-        region: str,
-        *,
-        ids: Sequence[str] = (),
-        tags: Mapping[str, str] | None = None,
-        states: Sequence[str] = (),
-    ) -> dict[str, Answer]:
-        """Return {instance id: description} from DescribeInstances.
-
-        The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument matches every machine.
-        """
-        filters = tag_filters(tags or {})
-        filters |= {"instance-state-name": states} if states else {}
-        filters |= {"instance-id": ids} if ids else {}
+    def instances(self, region: str, filters: Filters) -> dict[str, Answer]:
+        """Return {instance id: description} of the machines that match `filters`."""
         groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
         return {
             instance["InstanceId"]: instance for group in groups for instance in group["Instances"]
         }
 
-    def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
+    def terminate(self, region: str, ids: Sequence[str]) -> set[str]:
         """Terminate the machines `ids`, and return the ids that EC2 does not find.
 
         EC2 does not find machines that ended long ago, and may not find new machines. Raises
         AwsRefused for any other refusal.
         """
-        wanted = sorted(set(ids))
-        try:
-            if wanted:
-                self.ask("ec2:TerminateInstances", region, InstanceIds=wanted)
-        except AwsRefused as error:
-            if error.kind != "gone":
-                raise
-            # EC2 may have refused the whole request because of a single unknown id
-            if len(wanted) == 1:
-                return {*wanted}
-            return {name for each in wanted for name in self.terminate(region, [each])}
-        return set()
+        if not ids or self.ask_unless(("gone",), "ec2:TerminateInstances", region, InstanceIds=ids):
+            return set()
+        if len(ids) == 1:
+            return {*ids}
+        # EC2 may have refused the whole request because of a single unknown id
+        return {name for each in ids for name in self.terminate(region, [each])}
 
     def image(self, region: str, parameter: str) -> Answer:
         """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
@@ -268,12 +248,6 @@ class Ec2Api:
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
         return self._images.setdefault((region, parameter), images[0])
 
-    def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a boto3 session cannot create two clients at the same time
-            if (service, region) not in self._cached:
-                self._cached[service, region] = self.clients(service, region)
-            return self._cached[service, region]
-
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
     """Return an `Ec2Api`, by default with boto3's clients and the real clock.
@@ -283,11 +257,6 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
     if clients is None and not has_credentials():
         raise ProviderError(NO_CREDENTIALS)
     return Ec2Api(clients or boto_clients(), clock or AwsClock())
-
-
-def tag_filters(tags: Mapping[str, str]) -> Filters:
-    """Return EC2 filters that match resources with all of `tags`."""
-    return {f"tag:{name}": value for name, value in tags.items()}
 
 
 def spot_advisor() -> Answer:

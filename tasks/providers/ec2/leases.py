@@ -7,7 +7,7 @@ tags. The reaper then ends the machines and computes their cost.
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -45,8 +45,6 @@ class Ec2Machine:
     group: str
     ended_at: AwareDatetime | None = None
     rank: int = -1
-    instance_type: str = ""
-    market: str = ""
     zone: str = ""
     address: str = ""
     current: bool = False
@@ -98,12 +96,12 @@ class Ec2Lease(Lease):
         return self.ended_at is None or not self.fetched
 
     @property
-    def tags(self) -> dict[str, str]:
-        """Return the EC2 tags that identify the machines of this launch."""
+    def filters(self) -> dict[str, str | Sequence[str]]:
+        """Return the EC2 filters that match the machines and resources of this launch."""
         return {
-            "srift:lease": self.lease_id,
-            "srift:deployment": self.deployment,
-            "srift:controller": self.home,
+            "tag:srift:lease": self.lease_id,
+            "tag:srift:deployment": self.deployment,
+            "tag:srift:controller": self.home,
         }
 
     @property
@@ -184,10 +182,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         written.
         """
         file = self.root / ".token"
-        if not file.exists():
-            with self.locked():
-                if not file.exists():
-                    replace_durably(file, uuid.uuid4().hex[:12])
+        with self.locked():
+            if not file.exists():
+                replace_durably(file, uuid.uuid4().hex[:12])
         return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
-from .api import ALIVE, Ec2Api
+from .api import STILL_ALIVE, Ec2Api, Filters
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Leases
 from .settings import Ec2
@@ -129,13 +129,13 @@ class Reaper:
         The resources are security groups, placement groups and launch templates.
         """
         why: dict[str, str] = {}
-        ours = (
-            {"srift:deployment": self.choices.deployment},
-            {"srift:controller": self.leases.token},  # finds machines of earlier deployments
+        ours: tuple[Filters, ...] = (
+            {"tag:srift:deployment": self.choices.deployment},
+            {"tag:srift:controller": self.leases.token},  # finds machines of earlier deployments
         )
         try:
-            for tags in ours:
-                shown = self.api.instances(region, tags=tags, states=ALIVE)
+            for filters in ours:
+                shown = self.api.instances(region, STILL_ALIVE | filters)
                 why |= {name: self._why_over(tags_of(found)) for name, found in shown.items()}
             over = [name for name in why if why[name]]
             stays = end_these(self.api, region, over)
@@ -145,8 +145,8 @@ class Reaper:
         for name in over:
             done = "does not end" if name in stays else "was ended"
             self.sentences.append(f"machine {name} in {region} {done}: {why[name]}")
-        for tags in ours:
-            tidy(self.api, region, tags, lambda tags: bool(self._why_over(tags)))
+        for filters in ours:
+            tidy(self.api, region, filters, lambda tags: bool(self._why_over(tags)))
         if stays:
             self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 
