@@ -237,14 +237,14 @@ class Ec2Api:
         """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
 
         The result is cached, so that all launches use the same image. Raises AwsRefused if the
-        image does not exist or is not available.
+        image does not exist.
         """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
         action = "ec2:DescribeImages"
         image_id = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
         images = self.ask(action, region, ImageIds=[image_id])["Images"]
-        if not images or images[0].get("State", "available") != "available":
+        if not images:
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
         return self._images.setdefault((region, parameter), images[0])
 

@@ -41,10 +41,6 @@ class Attempt:
     clusters: Mapping[str, Cluster]
     groups: tuple[Group, ...]
 
-    def __str__(self) -> str:
-        cluster = next(iter(self.clusters.values()))
-        return f"{cluster.name} {self.market} in {', '.join(self.clusters)}"
-
 
 def attempts(
     cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
@@ -63,10 +59,8 @@ def attempts(
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
     names = [member.instance_type.name for member in cluster.members]
-    wanted = [cluster.members[0].market]
-    wanted += ["on-demand"] if "on-demand" in markets else []
     found = []
-    for market in dict.fromkeys(wanted):
+    for market in dict.fromkeys([cluster.market, *({"on-demand"} & {*markets})]):
         clusters = {
             zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
             for zone in zones

@@ -365,7 +365,9 @@ class Ec2Cluster(RunningCluster):
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
         """Append a sentence about a failed launch attempt to the lease's `refusals`."""
-        self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
+        self.keep(
+            replace(self.lease, refusals=(*self.lease.refusals, f"{attempt.market}: {error}"))
+        )
 
     def _look(self) -> None:
         """Read the machines' states from EC2, and store the end of each ended machine in the lease.
@@ -417,6 +419,5 @@ class Ec2Cluster(RunningCluster):
             return None
         ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
-            moment = datetime.fromisoformat(str(body.get("at")))
-            ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+            ends = min(ends, datetime.fromisoformat(str(body.get("at"))).timestamp())
         return max(0.0, ends - self.now_unix())

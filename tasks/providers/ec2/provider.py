@@ -152,8 +152,6 @@ class Ec2Provider(Ec2Market, Provider):
         try:
             if launched:  # agents that find done.json upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):
-                    if not self._threaded:
-                        mirror.sync()
                     alive = any(node.alive for node in running.nodes())
                     if not alive or not (mirror.mailbox / "done.json").exists():
                         break

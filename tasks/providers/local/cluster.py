@@ -170,7 +170,7 @@ class LocalCluster(RunningCluster):
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
         )
-        self._machine.shares.add(self._name(index), host.pids)
+        self._machine.shares.add(self._name(index), {host.process.pid, host.inner.pid})
         self._hosts[index : index + 1] = [host]
         self._revoked.pop(index, None)
         after_s = interrupted_after_s(offer, f"{self._seed}-{self._started}")

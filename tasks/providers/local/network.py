@@ -117,10 +117,6 @@ class Host:
     process: subprocess.Popen[bytes]
     inner: psutil.Process
 
-    @property
-    def pids(self) -> set[int]:
-        return {self.process.pid, self.inner.pid}
-
     def processes(self) -> list[psutil.Process]:
         """Return `inner` and its descendants; [] if `inner` has ended."""
         with suppress(psutil.NoSuchProcess):
