@@ -413,7 +413,7 @@ def serve(
                 session.finish()
     except NoCapacity as error:
         _not_served(served, job, "refused", str(error))
-    except ProviderError as error:
+    except (ProviderError, OSError) as error:
         _not_served(served, job, "failed", str(error))
     finally:
         write_rows(served)  # again, because deleted scratch files may have made room on a full disk

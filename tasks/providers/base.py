@@ -57,7 +57,6 @@ class NotSwept(ProviderError):
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
-        super().__init__(provider, unswept, done)
         self.provider, self.unswept, self.done = provider, dict(unswept), list(done)
 
     def __str__(self) -> str:
@@ -268,7 +267,8 @@ class Provider(Protocol):
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
 
-        Raises NoCapacity, NotSupported or another ProviderError if the machines cannot be launched.
+        Raises ProviderError, such as NoCapacity or NotSupported, or OSError if the machines cannot
+        be launched.
         """
 
     def leases(self) -> list[Lease]:

@@ -73,7 +73,7 @@ class LeaseFolder(Generic[L]):
         """Create the lease's folder with lease.json and a mailbox, and lock its file `controller`.
 
         By the lock, other processes see that this process is alive. Raises ProviderError if the
-        folder exists already or lease.json cannot be written.
+        lease exists already, and OSError if lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -85,11 +85,9 @@ class LeaseFolder(Generic[L]):
             _CONTROLLED[directory] = lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(lease)
-        except OSError as error:
+        except OSError:
             self.forget(lease.lease_id)
-            raise ProviderError(
-                f"{directory} cannot be written ({error.strerror}); nothing was started"
-            ) from error
+            raise
 
     def _controller_alive(self, lease_id: str) -> bool:
         """Return True if the process that created the lease is alive or cannot be checked."""

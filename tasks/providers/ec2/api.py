@@ -7,7 +7,6 @@ quickly. Every wait has a time limit.
 
 import json
 import math
-import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # here, the Price List API has the prices of every region
 ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
-CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
+ATTEMPTS = 5
 VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between calls until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
 STILL_ALIVE: Filters = {"instance-state-name": ALIVE}
@@ -65,7 +64,7 @@ def boto_clients() -> Clients:
     from botocore.config import Config
 
     session, retries = _session(), {"mode": "standard", "total_max_attempts": ATTEMPTS}
-    config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
+    config = Config(connect_timeout=5, read_timeout=30, retries=retries)
     return lambda service, region: session.client(service, region_name=region, config=config)
 
 
@@ -237,14 +236,14 @@ class Ec2Api:
         """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
 
         The result is cached, so that all launches use the same image. Raises AwsRefused if the
-        image does not exist.
+        image does not exist or is not available.
         """
         if (region, parameter) in self._images:
             return self._images[region, parameter]
         action = "ec2:DescribeImages"
         image_id = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
         images = self.ask(action, region, ImageIds=[image_id])["Images"]
-        if not images:
+        if not images or images[0].get("State", "available") != "available":
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
         return self._images.setdefault((region, parameter), images[0])
 
@@ -262,11 +261,8 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    Returns {} if the file cannot be read, or if an environment variable AWS_ENDPOINT_URL... names a
-    service that replaces AWS.
+    Returns {} if the file cannot be read.
     """
-    if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
-        return {}
     try:
         with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
             return dict(json.load(answer))

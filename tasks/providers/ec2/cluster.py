@@ -73,16 +73,10 @@ class Ec2Cluster(RunningCluster):
     def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until the machines run, and send them their files.
 
-        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, and
-        ProviderError for all other failures.
+        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
+        the lease cannot be written, and ProviderError for all other failures.
         """
-        try:
-            self._launch(attempts)
-        except OSError as error:
-            raise ProviderError(
-                f"the record of launch {self.lease_id} could not be written ({error}), so its "
-                "machines are ended. Free disk space, and run `srift reap` in case some remain"
-            ) from error
+        self._launch(attempts)
         self.mirror.serve(self.lease)
         self.mirror.sync()
 
@@ -340,9 +334,9 @@ class Ec2Cluster(RunningCluster):
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]
-        times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
+        name = f"r{rank}.{len(self.lease.requests)}"
         bids = {lost.zone: group.bids[lost.zone]}
-        alone = replace(group, name=f"r{rank}.{times}", first=rank, size=1, bids=bids)
+        alone = replace(group, name=name, first=rank, size=1, bids=bids)
         if end_these(self._api, region, [lost.instance_id]):
             return False
         try:

@@ -107,6 +107,5 @@ def kind_of(code: str) -> str:
 
 def code_of(error: Exception) -> str:
     """Return the error code of a botocore exception, or its class name if it has no code."""
-    answer = getattr(error, "response", None)
-    code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
-    return str(code or type(error).__name__)
+    answer = getattr(error, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code") or type(error).__name__)

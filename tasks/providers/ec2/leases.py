@@ -263,18 +263,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)
             return lease
-        unheard = (
-            () if lease.machines else ("AWS's answer was not stored before the process ended",)
-        )
-        lease = replace(
-            lease,
-            ended_at=now,
-            outcome=outcome if lease.machines else "refused",
-            releasing=False,
-            refusals=lease.refusals or unheard,
-            usd=lease.usd_until(now),
-            fetched=lease.fetched or not lease.machines,
-        )
+        if not lease.machines:
+            unheard = ("AWS's answer was not stored before the process ended",)
+            lease = replace(lease, refusals=lease.refusals or unheard, fetched=True)
+            outcome = "refused"
+        usd = lease.usd_until(now)
+        lease = replace(lease, ended_at=now, outcome=outcome, releasing=False, usd=usd)
         with suppress(OSError):
             self.write(lease)
         return lease

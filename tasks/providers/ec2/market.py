@@ -58,11 +58,11 @@ class Ec2Market:
 
         A type has one on-demand offer in each region and one spot offer in each zone.
         """
-        markets, advisor = self.choices.markets, Answer()
+        markets, by_region, advisor = self.choices.markets, self._live_types, Answer()
         if "spot" in markets and self._given is None:
             advisor = ec2_api.spot_advisor()
         found: list[Offer] = []
-        for region, types in self._live_types.items():
+        for region, types in by_region.items():
             if "on-demand" in markets:
                 listed = on_demand_prices(self.api.price_list(region))
                 found += on_demand_offers(types, listed, region=region, price_as_of=now)
@@ -145,8 +145,7 @@ class Ec2Market:
         return ""
 
     def launches(self, cluster: Cluster) -> str:
-        several = packaged().several_interfaces
-        return self.fits(cluster) or not_launched(cluster, self.choices, several)
+        return self.fits(cluster) or not_launched(cluster, self.choices)
 
     @cached_property
     def _live_types(self) -> dict[str, list[InstanceType]]:

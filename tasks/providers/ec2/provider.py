@@ -59,7 +59,7 @@ class Ec2Provider(Ec2Market, Provider):
 
         Raises:
             LeaseUnreadable: if a lease cannot be read. Nothing is launched.
-            NotSupported, NoCapacity, ProviderError: if the launch fails.
+            NotSupported, NoCapacity, ProviderError, OSError: if the launch fails.
             ProviderError: after the block, if machines may still run.
         """
         self.lease_folder.known()  # raises if a lease is unreadable

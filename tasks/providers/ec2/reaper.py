@@ -7,7 +7,7 @@ the leases on disk, and all regions that it checked in the last 30 days.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
@@ -28,29 +28,26 @@ from .termination import (
 _REMEMBERED = timedelta(days=30)  # time to check a region that is in no lease and not in srift.toml
 
 
+@dataclass
 class Reaper:
     """One search of all leases and regions for machines that must end.
 
     fetch: downloads the uploads of a lease's machines, and returns the updated lease.
     sentences: what was ended or needs attention.
-    regions: the regions to check.
+    regions: the regions to check besides those of srift.toml.
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
     busy: the regions in which machines of a lease did not end.
     """
 
-    def __init__(
-        self,
-        api: Ec2Api,
-        leases: Ec2Leases,
-        choices: Ec2,
-        fetch: Callable[[Ec2Lease], Ec2Lease],
-        now: datetime,
-    ) -> None:
-        self.api, self.leases, self.choices = api, leases, choices
-        self.fetch, self.now = fetch, now
-        self.sentences: list[str] = []
-        self.unswept: dict[str, str] = {}
-        self.regions, self.busy = set(choices.regions), set[str]()
+    api: Ec2Api
+    leases: Ec2Leases
+    choices: Ec2
+    fetch: Callable[[Ec2Lease], Ec2Lease]
+    now: datetime
+    sentences: list[str] = field(default_factory=list)
+    unswept: dict[str, str] = field(default_factory=dict)
+    regions: set[str] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
         """End the launches and machines that must end, in all known regions.
@@ -63,13 +60,13 @@ class Reaper:
                 self._lease(lease_id)
         # The time of a region is not updated if the region is known only from earlier searches. The
         # reaper therefore forgets such a region after 30 days.
-        to_note = {*self.regions}
+        to_note = self.regions | {*self.choices.regions}
         try:
             swept = self.leases.swept().items()
             self.regions |= {region for region, at in swept if self.now - at < _REMEMBERED}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
-        for region in sorted(self.regions):
+        for region in sorted(self.regions | to_note):
             self._sweep(region)
         self.leases.note_swept(to_note - self.busy - self.unswept.keys(), self.now)
         if self.unswept:

@@ -36,13 +36,6 @@ class CpuShares:
     base: Path = Path(os.devnull)
     why_not: str = ""
 
-    def enforces(self, cores: float) -> bool:
-        """Return True if a host can be limited to `cores` cores.
-
-        Without cgroup quotas, only whole numbers of cores are possible.
-        """
-        return cores == int(cores) >= 1 if self.why_not else cores > 0
-
     def add(self, name: str, pids: Collection[int]) -> None:
         """Move a host's processes to a new cgroup, `name`.
 
@@ -78,16 +71,12 @@ class CpuShares:
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), usable)
 
-    def names(self, prefix: str) -> list[str]:
-        return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
-
     def remove(self, prefix: str) -> None:
         """End the hosts whose names start with `prefix`, and remove their cgroups.
 
         Raises OSError if a cgroup is still in use.
         """
-        for name in self.names(prefix):
-            group = self.base / name
+        for group in list(self.base.glob(f"{prefix}*")):
             until = time.monotonic() + _REMOVED_S
             while group.is_dir():
                 for pid in _words(group / "cgroup.procs"):

@@ -56,7 +56,7 @@ class LocalProvider(LocalMachine, Provider):
         Raises:
             NoCapacity: if other hosts use too many cores.
             NotSupported: if this computer can never run the cluster.
-            ProviderError: if hosts cannot be started.
+            ProviderError, OSError: if hosts cannot be started.
         """
         if why := self.fits(cluster):
             raise NotSupported(why)
@@ -73,11 +73,9 @@ class LocalProvider(LocalMachine, Provider):
                 # process of another SRIFT_HOME may have started hosts at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
-        except BaseException as error:
+        except BaseException:
             running.release()
             self.store.forget(lease_id)
-            if isinstance(error, OSError):
-                raise ProviderError(f"hosts could not be started: {error}") from error
             raise
         try:
             yield running

@@ -96,7 +96,6 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
     kernel.mounts.write_text(mount)
     shares = detect()
     assert shares.why_not.startswith(reason)
-    assert [shares.enforces(cores) for cores in (1.0, 2, 0.4, 1.5)] == [True, True, False, False]
 
 
 def highest_load(shares, free):
