@@ -155,10 +155,11 @@ class LeaseFolder(Generic[L]):
         found: list[Lease] = []
         for lease_id in self.ids():
             try:
-                lease: Lease | None = self.read(lease_id)
+                if lease := self.read(lease_id):
+                    found.append(lease)
             except LeaseUnreadable as error:
                 moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-                lease = Lease(
+                unreadable = Lease(
                     lease_id=lease_id,
                     cluster="",
                     market="",
@@ -168,8 +169,7 @@ class LeaseFolder(Generic[L]):
                     controller=0,
                     problem=str(error),
                 )
-            if lease is not None:
-                found.append(lease)
+                found.append(unreadable)
         return found
 
     def held(self) -> list[Lease]:

@@ -71,12 +71,29 @@ class Ec2Cluster(RunningCluster):
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` in order until the machines run, and send them their files.
+        """Try `attempts` in order until the machines of one run, and send them their files.
 
-        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
+        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
         the lease cannot be written, and ProviderError for all other failures.
         """
-        self._launch(attempts)
+        self._security_group = self._api.when_visible(self._secure)
+        for attempt in attempts:
+            try:
+                self._carry_out(attempt)
+                break
+            except AwsRefused as error:
+                if error.kind != "capacity":
+                    raise
+                self._note(attempt, error)
+            if problem := self.end():
+                raise ProviderError(
+                    f"{problem}; no more machines were requested; {until(self.lease)}"
+                )
+        else:
+            raise NoCapacity(
+                "; ".join(self.lease.refusals)
+                or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
+            )
         self.mirror.serve(self.lease)
         self.mirror.sync()
 
@@ -135,31 +152,6 @@ class Ec2Cluster(RunningCluster):
         self.forget(node)
         self.mirror.sync()
         return True
-
-    def _launch(self, attempts: Sequence[Attempt]) -> None:
-        """Try the launch attempts in order until all machines of one attempt run.
-
-        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if AWS
-        lacks capacity for every attempt or the machines' deadline has passed. Raises AwsRefused if
-        AWS refuses for another reason, and ProviderError if the machines of a failed attempt do not
-        end.
-        """
-        self._security_group = self._api.when_visible(self._secure)
-        for attempt in attempts:
-            try:
-                return self._carry_out(attempt)
-            except AwsRefused as error:
-                if error.kind != "capacity":
-                    raise
-                self._note(attempt, error)
-            if problem := self.end():
-                raise ProviderError(
-                    f"{problem}; no more machines were requested; {until(self.lease)}"
-                )
-        raise NoCapacity(
-            "; ".join(self.lease.refusals)
-            or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
-        )
 
     def _secure(self) -> str:
         """Create the launch's security group and its rules. Return the id of the group.

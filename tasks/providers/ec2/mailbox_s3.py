@@ -18,6 +18,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -68,10 +69,10 @@ class Mirror:
         if self._thread.is_alive():
             self._thread.join()
 
-    def sync(self) -> bool:
-        """Download new uploads and send changed files. Return False if either failed."""
-        pulled = self.pull()
-        return self.push() and pulled
+    def sync(self) -> None:
+        """Download new uploads and send changed files, unless AWS or the disk fails."""
+        self.pull()
+        self.push()
 
     def pull(self) -> bool:
         """Download the machines' new uploads. Return False if any download failed."""
@@ -86,22 +87,18 @@ class Mirror:
                 self.now_unix = max(self.now_unix, began)
             return complete
 
-    def push(self) -> bool:
+    def push(self) -> None:
         """Upload the controller's new and changed files for each current machine of the cluster.
 
-        Each machine also gets node.json, which has its rank and the number of machines. Returns
-        False if AWS refused an upload or a local file could not be read.
+        Each machine also gets node.json, which has its rank and the number of machines. If AWS
+        refuses an upload or a local file cannot be read, the next call tries again.
         """
-        with self._lock:
-            try:
-                files = self._of_controller()
-                current = {name: one for name, one in self._machines.items() if one.current}
-                for userid, machine in current.items():
-                    node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
-                    self._bring(userid, files | {"node.json": node})
-            except (AwsRefused, OSError):
-                return False
-            return True
+        with self._lock, suppress(AwsRefused, OSError):
+            files = self._of_controller()
+            current = {name: one for name, one in self._machines.items() if one.current}
+            for userid, machine in current.items():
+                node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
+                self._bring(userid, files | {"node.json": node})
 
     def _rounds(self) -> None:
         polls = 0

@@ -105,8 +105,6 @@ class LocalProvider(LocalMachine, Provider):
         Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
         the end if a lease.json cannot be read. The hosts of this launch keep running.
         """
-        if not self.store.root.is_dir():
-            return []
         sentences: list[str] = []
         unswept: dict[str, str] = {}
         with self.store.locked():
