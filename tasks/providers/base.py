@@ -119,7 +119,7 @@ class Lease:
         return cls(
             lease_id=lease_id,
             cluster=cluster.name,
-            market="+".join(sorted({offer.market for offer in cluster.members})),
+            market=cluster.market,
             usd_per_hour=cluster.usd_per_hour,
             started_at=now,
             deadline_at=now + timedelta(seconds=deadline_s),

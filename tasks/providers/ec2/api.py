@@ -48,32 +48,22 @@ _ON_DEMAND = {
 }
 
 
-def has_credentials() -> bool:
-    """Return True if boto3 finds credentials.
-
-    Raises AwsRefused if the profile in AWS_PROFILE does not exist.
-    """
-    return _session().get_credentials() is not None
-
-
 def boto_clients() -> Clients:
     """Return a function that takes (service, region) and returns a boto3 client.
 
-    boto3 finds credentials in its usual places, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
+    boto3 finds credentials in its usual places, and reads AWS_PROFILE and AWS_ENDPOINT_URL. Raises
+    ProviderError if there are no credentials.
     """
+    import boto3
     from botocore.config import Config
 
-    session, retries = _session(), {"mode": "standard", "total_max_attempts": ATTEMPTS}
+    with asking("the credentials", "any region"):
+        session = boto3.Session()
+        if session.get_credentials() is None:
+            raise ProviderError(NO_CREDENTIALS)
+    retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
     config = Config(connect_timeout=5, read_timeout=30, retries=retries)
     return lambda service, region: session.client(service, region_name=region, config=config)
-
-
-def _session() -> Any:
-    """Return a boto3 session. Raises AwsRefused if the profile in AWS_PROFILE does not exist."""
-    import boto3
-
-    with asking("the credentials", "any region"):
-        return boto3.Session()
 
 
 @contextmanager
@@ -253,8 +243,6 @@ def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec
 
     Raises ProviderError if `clients` is None and there are no AWS credentials.
     """
-    if clients is None and not has_credentials():
-        raise ProviderError(NO_CREDENTIALS)
     return Ec2Api(clients or boto_clients(), clock or AwsClock())
 
 

@@ -50,8 +50,8 @@ class Ec2Market:
         return ec2_api.connect(self._given, self.clock)
 
     def instance_types(self) -> list[InstanceType]:
-        by_name = {kind.name: kind for types in self._live_types.values() for kind in types}
-        return list(by_name.values())
+        every = [kind for types in self._live_types.values() for kind in types]
+        return list({kind.name: kind for kind in every}.values())
 
     def offers(self, now: datetime) -> list[Offer]:
         """Return the current offers from AWS in the markets that [ec2] `markets` names.

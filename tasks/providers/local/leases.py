@@ -45,7 +45,7 @@ class LeaseStore(LeaseFolder[Lease]):
         killed: set[psutil.Process] = set()
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
-            left = {process for process, _ in started_from(code)}
+            left = set(started_from(code))
             if not left:
                 break
             killed.update(end(left))

@@ -125,17 +125,12 @@ class LocalProvider(LocalMachine, Provider):
 
         lease: content of lease.json; None if the file is missing.
         """
-        why = "it has no lease.json" if lease is None else "it had already ended"
-        if lease is not None and lease.ended_at is None:
-            why = lease.why_end(now)
-        if not why:
+        why = lease.why_end(now) if lease else "it has no lease.json"
+        if not why or (lease and lease.ended_at):
             return []
-        killed = self.store.end(lease_id, self.shares)
-        what = f"{killed} processes were killed"
-        if lease is None:
-            what += f"; {self.store.forget_without_records(lease_id)}"
-        elif lease.ended_at is None:
+        what = f"{self.store.end(lease_id, self.shares)} processes were killed"
+        if lease:
             self.store.close(lease_id, now, "reaped")
-        elif not killed:
-            return []
+        else:
+            what += f"; {self.store.forget_without_records(lease_id)}"
         return [f"lease {lease_id}: {why}; {what}"]

@@ -7,7 +7,6 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import LeaseUnreadable, NotSwept
-from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tests.ec2_home import Home
 from tests.fake_ec2 import KILLED, SILENT, Killed
@@ -194,8 +193,7 @@ def test_a_machine_that_does_not_end_is_no_all_clear(home, aws, theirs):
     assert home.provider.not_swept_since(before) == BOTH
 
 
-def test_without_credentials_no_region_is_called_empty(home, monkeypatch):
-    monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
+def test_without_credentials_no_region_is_called_empty(home, no_credentials):
     home.provider = Ec2Provider(home.choices, home=home.path, node_package=home.package)
     assert {*not_swept(home).unswept} == {*BOTH}
     choices = home.choices.model_copy(update={"bucket": None})
