@@ -219,6 +219,8 @@ class RunningCluster(Protocol):
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
+        Raises ProviderError or OSError if the new machine cannot be launched.
+
         The new machine gets the rank and the mailbox folder of the old machine. The state files of
         the old machine, such as heartbeats, are deleted.
         """
@@ -310,10 +312,6 @@ class Provider(Protocol):
         These are volumes, public IP addresses and S3 requests. The method is idempotent.
         """
         return list(offers)
-
-    def packaged_types(self) -> list[InstanceType]:
-        """Return the instance types of the snapshot that ships with Srift."""
-        return []
 
     def packaged_offers(self) -> list[Offer]:
         """Return the offers that ship with Srift. Each offer states the date of its price."""

@@ -189,8 +189,14 @@ class Ec2Api:
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (_ON_DEMAND | {"regionCode": region}).items()
         ]
-        words = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
-        found = self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words)
+        found = self.ask_all(
+            "PriceList",
+            "pricing:GetProducts",
+            PRICE_LIST_REGION,
+            ServiceCode="AmazonEC2",
+            Filters=filters,
+            MaxResults=100,
+        )
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
@@ -284,18 +290,14 @@ class Store:
             found += page.get("Contents", ())
         return found, answered_at(first)
 
-    def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return an object's content and its modification time (Unix time on S3's clock).
-
-        The content is b"" if the object is larger than `most_bytes`.
-        """
+    def get(self, key: str, most_bytes: int) -> bytes:
+        """Return an object's content; b"" if the object is larger than `most_bytes`."""
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
-        content = b""
-        if answer["ContentLength"] <= most_bytes:
-            with asking(action, self.region):
-                content = answer["Body"].read()
-        return content, answer["LastModified"].timestamp()
+        if answer["ContentLength"] > most_bytes:
+            return b""
+        with asking(action, self.region):
+            return bytes(answer["Body"].read())
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object atomically, so that readers never see an incomplete object."""

@@ -39,7 +39,7 @@ class Attempt:
 
     market: str
     clusters: Mapping[str, Cluster]
-    groups: tuple[Group, ...]
+    groups: Sequence[Group]
 
 
 def attempts(
@@ -80,7 +80,7 @@ def attempts(
             )
             groups.append(group)
         if clusters:
-            found.append(Attempt(market=market, clusters=clusters, groups=tuple(groups)))
+            found.append(Attempt(market=market, clusters=clusters, groups=groups))
     return found
 
 

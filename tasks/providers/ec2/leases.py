@@ -7,7 +7,7 @@ tags. The reaper then ends the machines and computes their cost.
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
 from ..leases import LeaseFolder, replace_durably
+from .api import Filters
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
@@ -96,7 +97,7 @@ class Ec2Lease(Lease):
         return self.ended_at is None or not self.fetched
 
     @property
-    def filters(self) -> dict[str, str | Sequence[str]]:
+    def filters(self) -> Filters:
         """Return the EC2 filters that match the machines and resources of this launch."""
         return {
             "tag:srift:lease": self.lease_id,

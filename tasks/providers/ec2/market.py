@@ -83,15 +83,12 @@ class Ec2Market:
                 self.offers(self.clock.now())
         return self._latest_offers + self.packaged_offers()
 
-    def packaged_types(self) -> list[InstanceType]:
-        return packaged_types(self.choices)
-
     def packaged_offers(self) -> list[Offer]:
         """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them."""
         if "on-demand" not in self.choices.markets:
             return []
-        regions = self.choices.regions
-        return [offer for region in regions for offer in packaged_offers(self.choices, region)]
+        choices = self.choices
+        return [offer for name in choices.regions for offer in packaged_offers(choices, name)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.

@@ -112,10 +112,10 @@ class Ec2Provider(Ec2Market, Provider):
         store.listed(lease.objects)  # sets store.region to the bucket's region
         code, digest = node_archive(self._node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", ""))
         script = partial(
             user_data,
-            endpoint=endpoint or "",
+            endpoint=endpoint,
             bucket=choices.bucket,
             prefix=choices.prefix,
             region=store.region,

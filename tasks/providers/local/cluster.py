@@ -11,7 +11,7 @@ from pathlib import Path
 
 from models.domain.cluster import Cluster, Offer
 
-from ..base import Lease, NoCapacity, NodeState, ProviderError, RunningCluster, plain
+from ..base import Lease, NodeState, RunningCluster, plain
 from .catalogue import LocalMachine
 from .cpu_shares import place, promised_to_others
 from .leases import LeaseStore
@@ -99,26 +99,19 @@ class LocalCluster(RunningCluster):
         Returns False, without a new host, in these cases:
 
         - The hosts have no separate networks.
-        - Too few cores are free.
         - The host's type does not have `spot_replaced = true` in srift.toml.
 
-        Raises ProviderError if the new host cannot be started.
+        Raises NoCapacity if too few cores are free, and ProviderError or OSError if the new host
+        cannot be started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.specs[instance.name].spot_replaced or self.network.switch is None:
             return False
         self.revoke(node, "ended so that it could be replaced")
         self.forget(node)
-        try:
-            with self._store.locked():
-                self._machine.refuse_if_taken(instance.cores)
-                self._start_host(node)
-        except NoCapacity:
-            return False
-        except OSError as error:
-            raise ProviderError(
-                f"the replacement of {self._label(node)} could not be started: {error}"
-            ) from error
+        with self._store.locked():
+            self._machine.refuse_if_taken(instance.cores)
+            self._start_host(node)
         self._hosts[node].go()
         return True
 
@@ -181,14 +174,11 @@ class LocalCluster(RunningCluster):
 
         shares: number of cores of each host; None means no quota.
         placed: the cores to which each host is pinned.
-        Raises ProviderError if quotas or cores cannot be set.
+        Raises OSError if quotas or cores cannot be set.
         """
-        try:
-            for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
-                processes = self._hosts[index].processes()
-                self._machine.shares.settle(self._name(index), processes, cores, usable)
-        except OSError as error:
-            raise ProviderError(f"the hosts' CPU quotas cannot be set: {error}") from error
+        for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
+            processes = self._hosts[index].processes()
+            self._machine.shares.settle(self._name(index), processes, cores, usable)
 
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:

@@ -115,7 +115,7 @@ def detect() -> CpuShares:
 
     Without such a folder, `why_not` of the result says why each folder failed.
     """
-    reasons: list[str] = []
+    reasons = []
     for version, top, home in _hierarchies():
         # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])

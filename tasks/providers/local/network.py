@@ -254,7 +254,7 @@ def detect() -> Isolation:
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
         return Isolation(kind="none", why_not=hint)
-    reasons: list[str] = []
+    reasons = []
     script = (
         "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"
