@@ -159,17 +159,18 @@ class LeaseFolder(Generic[L]):
                     found.append(lease)
             except LeaseUnreadable as error:
                 moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-                unreadable = Lease(
-                    lease_id=lease_id,
-                    cluster="",
-                    market="",
-                    usd_per_hour=None,
-                    started_at=moment,
-                    deadline_at=moment,
-                    controller=0,
-                    problem=str(error),
+                found.append(
+                    Lease(
+                        lease_id=lease_id,
+                        cluster="",
+                        market="",
+                        usd_per_hour=None,
+                        started_at=moment,
+                        deadline_at=moment,
+                        controller=0,
+                        problem=str(error),
+                    )
                 )
-                found.append(unreadable)
         return found
 
     def held(self) -> list[Lease]:

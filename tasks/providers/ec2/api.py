@@ -28,9 +28,7 @@ Filters = dict[str, str | Sequence[str]]
 T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # here, the Price List API has the prices of every region
-ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 ATTEMPTS = 5
-VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between calls until EC2 finds a new resource
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
 STILL_ALIVE: Filters = {"instance-state-name": ALIVE}
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
@@ -165,7 +163,7 @@ class Ec2Api:
         If EC2 does not find the resource within half a minute, AwsRefused is raised. Other errors
         are raised at once.
         """
-        for pause_s in VISIBLE_AFTER_S:
+        for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0):
             try:
                 return call()
             except AwsRefused as error:
@@ -257,8 +255,9 @@ def spot_advisor() -> Answer:
 
     Returns {} if the file cannot be read.
     """
+    url = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
     try:
-        with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=10) as answer:
             return dict(json.load(answer))
     except (OSError, ValueError, TypeError):
         return {}

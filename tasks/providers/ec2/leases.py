@@ -204,8 +204,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
         If the time cannot be stored, no error is raised.
         """
-        with suppress(OSError, ProviderError):
-            self.root.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, ProviderError), self.locked():
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:

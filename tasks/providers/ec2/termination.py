@@ -22,11 +22,12 @@ LAST_WORDS_S = 25.0  # a machine uploads its last files for up to 20 s while it 
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
-_LEFTOVERS = {  # resources that cost nothing, but count toward AWS's quotas
-    "LaunchTemplate": "LaunchTemplateName",
-    "PlacementGroup": "GroupName",
-    "SecurityGroup": "GroupId",
-}
+_LEFTOVERS = (  # resources that cost nothing, but count toward AWS's quotas
+    ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate",
+     "LaunchTemplateName"),
+    ("PlacementGroups", "ec2:DescribePlacementGroups", "ec2:DeletePlacementGroup", "GroupName"),
+    ("SecurityGroups", "ec2:DescribeSecurityGroups", "ec2:DeleteSecurityGroup", "GroupId"),
+)  # fmt: skip
 
 
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
@@ -125,11 +126,10 @@ def tidy(
     over: a function that returns True if the resource with these tags is no longer needed.
     """
     with suppress(AwsRefused):
-        for kind, name in _LEFTOVERS.items():
-            for leftover in api.described(f"{kind}s", f"ec2:Describe{kind}s", region, filters):
+        for key, describe, delete, name in _LEFTOVERS:
+            for leftover in api.described(key, describe, region, filters):
                 if over(tags_of(leftover)):
-                    delete, words = f"ec2:Delete{kind}", {name: leftover[name]}
-                    api.ask_unless(("gone", "busy"), delete, region, **words)
+                    api.ask_unless(("gone", "busy"), delete, region, **{name: leftover[name]})
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:

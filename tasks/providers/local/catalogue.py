@@ -79,7 +79,7 @@ class LocalMachine:
 
     def limits(self) -> list[str]:
         """Return what cannot be measured on this computer: sentences with reasons and fixes."""
-        sentences: list[str] = []
+        sentences = []
         if not self.isolation.namespaces:
             sentences.append(
                 "Only setups with one host are measured: network namespaces are not available here"
