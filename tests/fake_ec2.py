@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from tasks.providers.ec2.api import ATTEMPTS, AwsClock
-from tasks.providers.ec2.errors import code_of, kind_of
+from tasks.providers.ec2.errors import AwsRefused, code_of
 from tests import aws_model
 from tests.fake_ec2_account import ANSWERS, Account, client_error, matches
 from tests.fake_s3 import FakeS3
@@ -268,7 +268,7 @@ class FakeAws:
                 raise client_error("InvalidInstanceID.NotFound", "TerminateInstances")
         for name in () if self.immortal else InstanceIds:
             self.instances[name].end(now, "Client.UserInitiatedShutdown")
-        return {}
+        return {"TerminatingInstances": []}
 
 
 class _Client:
@@ -283,7 +283,7 @@ class _Client:
                 try:
                     return self._world.serve(*self._place, method, words)
                 except (ClientError, ReadTimeoutError) as error:
-                    if kind_of(code_of(error)) not in ("throttled", "unsure"):
+                    if AwsRefused(code_of(error), "", "").kind not in ("throttled", "unsure"):
                         raise
                 self._world.clock.sleep(2.0**attempt)
             return self._world.serve(*self._place, method, words)

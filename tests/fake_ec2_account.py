@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 
 from botocore.exceptions import ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
@@ -103,13 +102,8 @@ class Account:
         ]
         return {"Subnets": [one for one in found if matches(one, Filters)]}
 
-    def describe_instance_types(
-        self, *, region, InstanceTypes=None, Filters=(), NextToken="0", **_
-    ):
+    def describe_instance_types(self, *, region, InstanceTypes=None, NextToken="0", **_):
         rows = [INSTANCE_TYPES[name] for name in InstanceTypes or self.usd.get(region, ())]
-        for each in Filters:
-            patterns = each["Values"]
-            rows = [one for one in rows if any(fnmatch(one["InstanceType"], p) for p in patterns)]
         return self._paged("InstanceTypes", rows, NextToken)
 
     def get_products(self, *, Filters=(), NextToken="0", **_):

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 
 import pandas as pd
 
@@ -405,14 +404,14 @@ def serve(
                 session.prepare()
                 session.serve()
             except BaseException as error:
-                session.lose(_lost_by(error, running.mailbox))
+                session.lose(_lost_by(error))
                 if not isinstance(error, OSError | WorkloadChanged):
                     raise
             finally:
                 session.finish()
     except NoCapacity as error:
         _not_served(served, job, "refused", str(error))
-    except ProviderError as error:
+    except (ProviderError, OSError) as error:
         _not_served(served, job, "failed", str(error))
     finally:
         write_rows(served)  # again, because deleted scratch files may have made room on a full disk
@@ -420,13 +419,11 @@ def serve(
     return served
 
 
-def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
+def _lost_by(error: BaseException) -> AttemptEnd:
     """Return an AttemptEnd that says how the exception `error` stopped a launch."""
     stopped, kind = not isinstance(error, Exception), type(error).__name__
     reason = str(error) or kind
-    if isinstance(error, OSError):
-        reason = f"the mailbox at {mailbox} could not be used: {error}"
-    elif stopped:
+    if stopped:
         by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
         reason = f"the launching process was stopped ({by})"
     return AttemptEnd(how="lost", reason=reason, interrupted=stopped)

@@ -18,7 +18,7 @@ from ..execution.outcomes import Row
 from ..market.offers import offers_now
 from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
-from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group, shortened
+from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group
 from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
@@ -145,7 +145,8 @@ def _requests(
     )
     group = "(the security group's id)"
     made = [("ec2:CreateSecurityGroup", security_group(spec))]
-    made += [(action, {"GroupId": group, "IpPermissions": ruled}) for action, ruled in rules(group)]
+    made += rules(group)
+    script = "(the script that starts the agent)"
     for attempt in attempts(cluster, here, spec.subnets, ec2.markets):
-        made += requests_of(spec, attempt, security=group, user_data="")
-    return [{"action": action, "request": shortened(body)} for action, body in made]
+        made += requests_of(spec, attempt, security=group, user_data=script)
+    return [{"action": action, "request": body} for action, body in made]

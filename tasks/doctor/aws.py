@@ -19,7 +19,6 @@ from ..providers.ec2.errors import DENIED, AwsRefused
 from ..providers.ec2.market import notes_on_types, packaged_offers, packaged_types
 from ..providers.ec2.requests import LaunchSpec, requests_of, security_group
 from ..providers.ec2.settings import Ec2
-from ..providers.ec2.snapshot import packaged
 from ..providers.ec2.survey import launch_spec, not_launched
 from ..workspace.home import Wrong
 from ..workspace.settings import Settings
@@ -178,9 +177,9 @@ def _service_role(api: Ec2Api, ec2: Ec2, role: str) -> str:
 
 def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
     """Check the machine image and the subnets, and dry-run a launch of two machines."""
-    check, several = f"launches in {region}", packaged().several_interfaces
+    check = f"launches in {region}"
     pairs = [Cluster.of((2, offer)) for offer in packaged_offers(ec2, region)]
-    pairs = [pair for pair in pairs if not not_launched(pair, ec2, several)]
+    pairs = [pair for pair in pairs if not not_launched(pair, ec2)]
     if not pairs:
         yield Finding(
             check,
@@ -215,7 +214,7 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
     for market in spec.choices.markets:
         priced = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
-        requests += requests_of(spec, attempt, security="", user_data="#!/bin/sh\n")
+        requests += requests_of(spec, attempt, security="", user_data="")
     for action, request in requests:
         # The requests cannot name the security group and the placement group: neither exists yet.
         words = _without(request, ("Groups", "Placement"))

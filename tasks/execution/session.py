@@ -315,7 +315,7 @@ class Session:
             if not self.running.replace(node):
                 self.no_replacement = "no other machine is available"
                 return False
-        except ProviderError as error:
+        except (ProviderError, OSError) as error:
             self.no_replacement = f"no other machine could be requested: {error}"
             return False
         self.replaced += 1

@@ -37,8 +37,8 @@ Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `matching`
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the definitions (fields and digests) of workloads and instance types in the warehouse.
 
-    If the provider does not answer, the instance types that ship with Srift are stored, except
-    types that the warehouse already has.
+    If the provider does not answer, the instance types of the offers that ship with Srift are
+    stored, except types that the warehouse already has.
     """
     name = workspace.provider.name
     try:
@@ -47,7 +47,8 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         # Stored definitions stay. A packaged definition could have another digest, and then earlier
         # measurements of the type would no longer count.
         noted = set(workspace.mart("instance_types")["name"])
-        types = [one for one in workspace.provider.packaged_types() if one.name not in noted]
+        packaged = {one.instance_type for one in workspace.provider.packaged_offers()}
+        types = [one for one in packaged if one.name not in noted]
     workloads = [
         {"workload": one.name, "digest": one.digest, "samples": one.samples}
         | {name: getattr(one, name) for name in _FACTS if name != "checkpoint_bytes"}

@@ -16,4 +16,4 @@ def archive(contents: Mapping[str, bytes]) -> bytes:
             member = tarfile.TarInfo(name)
             member.size, member.mtime = len(contents[name]), _MODIFIED_UNIX
             tar.addfile(member, io.BytesIO(contents[name]))
-    return gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
+    return gzip.compress(packed.getvalue(), mtime=0)

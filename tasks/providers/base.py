@@ -57,7 +57,6 @@ class NotSwept(ProviderError):
     """
 
     def __init__(self, provider: str, unswept: Mapping[str, str], done: Sequence[str] = ()) -> None:
-        super().__init__(provider, unswept, done)
         self.provider, self.unswept, self.done = provider, dict(unswept), list(done)
 
     def __str__(self) -> str:
@@ -120,7 +119,7 @@ class Lease:
         return cls(
             lease_id=lease_id,
             cluster=cluster.name,
-            market="+".join(sorted({offer.market for offer in cluster.members})),
+            market=cluster.market,
             usd_per_hour=cluster.usd_per_hour,
             started_at=now,
             deadline_at=now + timedelta(seconds=deadline_s),
@@ -220,6 +219,8 @@ class RunningCluster(Protocol):
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node`. Return False if no replacement is available.
 
+        Raises ProviderError or OSError if the new machine cannot be launched.
+
         The new machine gets the rank and the mailbox folder of the old machine. The state files of
         the old machine, such as heartbeats, are deleted.
         """
@@ -268,7 +269,8 @@ class Provider(Protocol):
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
 
-        Raises NoCapacity, NotSupported or another ProviderError if the machines cannot be launched.
+        Raises ProviderError, such as NoCapacity or NotSupported, or OSError if the machines cannot
+        be launched.
         """
 
     def leases(self) -> list[Lease]:
@@ -310,10 +312,6 @@ class Provider(Protocol):
         These are volumes, public IP addresses and S3 requests. The method is idempotent.
         """
         return list(offers)
-
-    def packaged_types(self) -> list[InstanceType]:
-        """Return the instance types of the snapshot that ships with Srift."""
-        return []
 
     def packaged_offers(self) -> list[Offer]:
         """Return the offers that ship with Srift. Each offer states the date of its price."""

@@ -21,7 +21,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from uuid import uuid4
 
 from pydantic import TypeAdapter
 
@@ -71,14 +70,14 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> None:
-        """Create the lease's folder with lease.json, and lock its file `controller`.
+        """Create the lease's folder with lease.json and a mailbox, and lock its file `controller`.
 
         By the lock, other processes see that this process is alive. Raises ProviderError if the
-        folder exists already or lease.json cannot be written.
+        lease exists already, and OSError if lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
-            directory.mkdir()
+            self.mailbox(lease.lease_id).mkdir(parents=True)
         except FileExistsError:
             raise ProviderError(f"lease {lease.lease_id} exists already") from None
         try:
@@ -86,11 +85,9 @@ class LeaseFolder(Generic[L]):
             _CONTROLLED[directory] = lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(lease)
-        except OSError as error:
+        except OSError:
             self.forget(lease.lease_id)
-            raise ProviderError(
-                f"{directory} cannot be written ({error.strerror}); nothing was started"
-            ) from error
+            raise
 
     def _controller_alive(self, lease_id: str) -> bool:
         """Return True if the process that created the lease is alive or cannot be checked."""
@@ -158,21 +155,22 @@ class LeaseFolder(Generic[L]):
         found: list[Lease] = []
         for lease_id in self.ids():
             try:
-                lease: Lease | None = self.read(lease_id)
+                if lease := self.read(lease_id):
+                    found.append(lease)
             except LeaseUnreadable as error:
                 moment = datetime.fromtimestamp(self.directory(lease_id).stat().st_mtime, UTC)
-                lease = Lease(
-                    lease_id=lease_id,
-                    cluster="",
-                    market="",
-                    usd_per_hour=None,
-                    started_at=moment,
-                    deadline_at=moment,
-                    controller=0,
-                    problem=str(error),
+                found.append(
+                    Lease(
+                        lease_id=lease_id,
+                        cluster="",
+                        market="",
+                        usd_per_hour=None,
+                        started_at=moment,
+                        deadline_at=moment,
+                        controller=0,
+                        problem=str(error),
+                    )
                 )
-            if lease is not None:
-                found.append(lease)
         return found
 
     def held(self) -> list[Lease]:
@@ -194,23 +192,16 @@ class LeaseFolder(Generic[L]):
             )
         self.forget(lease_id)
 
-    def set_aside(self, lease_id: str) -> str:
-        """Delete the folder of a lease that has no lease.json, but keep measurement records.
+    def forget_without_records(self, lease_id: str) -> str:
+        """Delete the folder of a lease that has no lease.json, unless it has measurement records.
 
-        The records are moved to `rejected/` in SRIFT_HOME. If the move fails, nothing is deleted.
-        Returns a sentence that says what happened to the records.
+        Returns a sentence about the records.
         """
-        mailbox, what = self.mailbox(lease_id), "it has no records"
+        mailbox = self.mailbox(lease_id)
         if any(mailbox.glob("node-*/records/*.json")):
-            target = self.root.parent / "rejected" / f"{lease_id}-{uuid4().hex[:6]}"
-            try:
-                target.parent.mkdir(exist_ok=True)
-                mailbox.rename(target)
-            except OSError as error:
-                return f"its records in {mailbox} cannot be moved to {target}: {error}"
-            what = f"its records were moved to {target}"
+            return f"its records stay in {mailbox}: delete or move this folder"
         self.forget(lease_id)
-        return what
+        return "it has no records"
 
 
 def replace_durably(path: Path, body: Any) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tasks.providers.ec2.errors import kind_of
+from tasks.providers.ec2.errors import AwsRefused
 from tasks.providers.ec2.prices import other_usd_per_hour, storage_usd_per_hour
 from tests.chaos.node import Node
 from tests.fake_ec2 import NOON, FakeAws, Killed
@@ -161,7 +161,7 @@ class ChaosAws(FakeAws):
         self.step(name, after=True)
         if method == "create_fleet":
             # An InternalError refuses nothing yet: the controller looks for machines first.
-            kinds = {kind_of(error["ErrorCode"]) for error in answer["Errors"]}
+            kinds = {AwsRefused(error["ErrorCode"], "", "").kind for error in answer["Errors"]}
             tags = {tag["Key"]: tag["Value"] for tag in words["TagSpecifications"][0]["Tags"]}
             self.refused |= {tags["srift:lease"]} if kinds & {"capacity", "final"} else set()
         return answer

@@ -112,7 +112,7 @@ ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}
 
 
 def kill_a_rank(cluster):
-    for process, _ in started_from(cluster.mailbox.parent / "code"):
+    for process in started_from(cluster.mailbox.parent / "code"):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         if b"node.worker" in words and b"torch.distributed.run" not in words:
             os.kill(process.pid, signal.SIGKILL)

@@ -152,7 +152,6 @@ class Machines:
             folder / "console.txt",
             address=address,
             bandwidth_gbps=min(_MOST_GBPS, gbps),
-            prefix=16,
         )
         machine = Machine(host, name, address)
         self._machines[instance.id] = machine

@@ -7,15 +7,14 @@ quickly. Every wait has a time limit.
 
 import json
 import math
-import os
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, TypeVar
 
 from botocore import xform_name
@@ -29,10 +28,9 @@ Filters = dict[str, str | Sequence[str]]
 T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # here, the Price List API has the prices of every region
-ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
-CONNECT_S, READ_S, ATTEMPTS = 5, 30, 5
-VISIBLE_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between calls until EC2 finds a new resource
+ATTEMPTS = 5
 ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
+STILL_ALIVE: Filters = {"instance-state-name": ALIVE}
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
     "s3:ListBucket": "list_objects_v2",
@@ -48,32 +46,22 @@ _ON_DEMAND = {
 }
 
 
-def has_credentials() -> bool:
-    """Return True if boto3 finds credentials.
-
-    Raises AwsRefused if the profile in AWS_PROFILE does not exist.
-    """
-    return _session().get_credentials() is not None
-
-
 def boto_clients() -> Clients:
     """Return a function that takes (service, region) and returns a boto3 client.
 
-    boto3 finds credentials in its usual places, and reads AWS_PROFILE and AWS_ENDPOINT_URL.
+    boto3 finds credentials in its usual places, and reads AWS_PROFILE and AWS_ENDPOINT_URL. Raises
+    ProviderError if there are no credentials.
     """
+    import boto3
     from botocore.config import Config
 
-    session, retries = _session(), {"mode": "standard", "total_max_attempts": ATTEMPTS}
-    config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
-    return lambda service, region: session.client(service, region_name=region, config=config)
-
-
-def _session() -> Any:
-    """Return a boto3 session. Raises AwsRefused if the profile in AWS_PROFILE does not exist."""
-    import boto3
-
     with asking("the credentials", "any region"):
-        return boto3.Session()
+        session = boto3.Session()
+        if session.get_credentials() is None:
+            raise ProviderError(NO_CREDENTIALS)
+    retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
+    config = Config(connect_timeout=5, read_timeout=30, retries=retries)
+    return lambda service, region: session.client(service, region_name=region, config=config)
 
 
 @contextmanager
@@ -113,9 +101,8 @@ class Ec2Api:
     """
 
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
-        self.clients, self._lock = clients, threading.Lock()
+        self.clients = cache(clients)
         self.now, self.sleep = clock.now, clock.sleep
-        self._cached: dict[tuple[str, str], Any] = {}
         self._images: dict[tuple[str, str], Answer] = {}  # by region and SSM parameter
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
@@ -127,7 +114,7 @@ class Ec2Api:
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or xform_name(name)
         with asking(action, region):
-            client = self._client(_SERVICES.get(service, service), region)
+            client = self.clients(_SERVICES.get(service, service), region)
             answer: Answer = getattr(client, method)(**words)
             return answer
 
@@ -176,7 +163,7 @@ class Ec2Api:
         If EC2 does not find the resource within half a minute, AwsRefused is raised. Other errors
         are raised at once.
         """
-        for pause_s in VISIBLE_AFTER_S:
+        for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0):
             try:
                 return call()
             except AwsRefused as error:
@@ -200,8 +187,14 @@ class Ec2Api:
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (_ON_DEMAND | {"regionCode": region}).items()
         ]
-        words = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
-        found = self.ask_all("PriceList", "pricing:GetProducts", PRICE_LIST_REGION, **words)
+        found = self.ask_all(
+            "PriceList",
+            "pricing:GetProducts",
+            PRICE_LIST_REGION,
+            ServiceCode="AmazonEC2",
+            Filters=filters,
+            MaxResults=100,
+        )
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
@@ -213,45 +206,25 @@ class Ec2Api:
         words |= {"InstanceTypes": names} if names else {}
         return self.ask_all("SpotPriceHistory", "ec2:DescribeSpotPriceHistory", region, **words)
 
-    def instances(
-        self,
-        region: str,
-        *,
-        ids: Sequence[str] = (),
-        tags: Mapping[str, str] | None = None,
-        states: Sequence[str] = (),
-    ) -> dict[str, Answer]:
-        """Return {instance id: description} from DescribeInstances.
-
-        The result has the machines with an id in `ids`, all of `tags`, and a state in `states`. An
-        empty argument matches every machine.
-        """
-        filters = tag_filters(tags or {})
-        filters |= {"instance-state-name": states} if states else {}
-        filters |= {"instance-id": ids} if ids else {}
+    def instances(self, region: str, filters: Filters) -> dict[str, Answer]:
+        """Return {instance id: description} of the machines that match `filters`."""
         groups = self.described("Reservations", "ec2:DescribeInstances", region, filters)
         return {
             instance["InstanceId"]: instance for group in groups for instance in group["Instances"]
         }
 
-    def terminate(self, region: str, ids: Iterable[str]) -> set[str]:
+    def terminate(self, region: str, ids: Sequence[str]) -> set[str]:
         """Terminate the machines `ids`, and return the ids that EC2 does not find.
 
         EC2 does not find machines that ended long ago, and may not find new machines. Raises
         AwsRefused for any other refusal.
         """
-        wanted = sorted(set(ids))
-        try:
-            if wanted:
-                self.ask("ec2:TerminateInstances", region, InstanceIds=wanted)
-        except AwsRefused as error:
-            if error.kind != "gone":
-                raise
-            # EC2 may have refused the whole request because of a single unknown id
-            if len(wanted) == 1:
-                return {*wanted}
-            return {name for each in wanted for name in self.terminate(region, [each])}
-        return set()
+        if not ids or self.ask_unless(("gone",), "ec2:TerminateInstances", region, InstanceIds=ids):
+            return set()
+        if len(ids) == 1:
+            return {*ids}
+        # EC2 may have refused the whole request because of a single unknown id
+        return {name for each in ids for name in self.terminate(region, [each])}
 
     def image(self, region: str, parameter: str) -> Answer:
         """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
@@ -268,38 +241,23 @@ class Ec2Api:
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
         return self._images.setdefault((region, parameter), images[0])
 
-    def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a boto3 session cannot create two clients at the same time
-            if (service, region) not in self._cached:
-                self._cached[service, region] = self.clients(service, region)
-            return self._cached[service, region]
-
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:
     """Return an `Ec2Api`, by default with boto3's clients and the real clock.
 
     Raises ProviderError if `clients` is None and there are no AWS credentials.
     """
-    if clients is None and not has_credentials():
-        raise ProviderError(NO_CREDENTIALS)
     return Ec2Api(clients or boto_clients(), clock or AwsClock())
-
-
-def tag_filters(tags: Mapping[str, str]) -> Filters:
-    """Return EC2 filters that match resources with all of `tags`."""
-    return {f"tag:{name}": value for name, value in tags.items()}
 
 
 def spot_advisor() -> Answer:
     """Return the content of AWS's public Spot Advisor file: interruption rates by instance type.
 
-    Returns {} if the file cannot be read, or if an environment variable AWS_ENDPOINT_URL... names a
-    service that replaces AWS.
+    Returns {} if the file cannot be read.
     """
-    if any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ):
-        return {}
+    url = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
     try:
-        with urllib.request.urlopen(ADVISOR, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=10) as answer:
             return dict(json.load(answer))
     except (OSError, ValueError, TypeError):
         return {}
@@ -331,18 +289,14 @@ class Store:
             found += page.get("Contents", ())
         return found, answered_at(first)
 
-    def get(self, key: str, most_bytes: int) -> tuple[bytes, float]:
-        """Return an object's content and its modification time (Unix time on S3's clock).
-
-        The content is b"" if the object is larger than `most_bytes`.
-        """
+    def get(self, key: str, most_bytes: int) -> bytes:
+        """Return an object's content; b"" if the object is larger than `most_bytes`."""
         action = "s3:GetObject"
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
-        content = b""
-        if answer["ContentLength"] <= most_bytes:
-            with asking(action, self.region):
-                content = answer["Body"].read()
-        return content, answer["LastModified"].timestamp()
+        if answer["ContentLength"] > most_bytes:
+            return b""
+        with asking(action, self.region):
+            return bytes(answer["Body"].read())
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object atomically, so that readers never see an incomplete object."""

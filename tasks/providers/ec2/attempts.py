@@ -39,11 +39,7 @@ class Attempt:
 
     market: str
     clusters: Mapping[str, Cluster]
-    groups: tuple[Group, ...]
-
-    def __str__(self) -> str:
-        cluster = next(iter(self.clusters.values()))
-        return f"{cluster.name} {self.market} in {', '.join(self.clusters)}"
+    groups: Sequence[Group]
 
 
 def attempts(
@@ -63,10 +59,8 @@ def attempts(
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
     names = [member.instance_type.name for member in cluster.members]
-    wanted = [cluster.members[0].market]
-    wanted += ["on-demand"] if "on-demand" in markets else []
     found = []
-    for market in dict.fromkeys(wanted):
+    for market in dict.fromkeys([cluster.market, *({"on-demand"} & {*markets})]):
         clusters = {
             zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
             for zone in zones
@@ -86,7 +80,7 @@ def attempts(
             )
             groups.append(group)
         if clusters:
-            found.append(Attempt(market=market, clusters=clusters, groups=tuple(groups)))
+            found.append(Attempt(market=market, clusters=clusters, groups=groups))
     return found
 
 

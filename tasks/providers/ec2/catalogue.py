@@ -15,7 +15,6 @@ Answer = Mapping[str, Any]
 
 # In [ec2] instance_types, this pattern matches all types with NVIDIA GPUs that the image supports.
 GPU = "gpu"
-_GPU_FAMILIES = "gp"
 # Types with NVIDIA GPUs and an ARM CPU: Graviton (g5g) and Grace (p6e-gb200).
 _ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
@@ -42,9 +41,7 @@ def off_image(kind: InstanceType, image: str) -> str:
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
     known = image.startswith(_IMAGE) and kind.device != "cpu"
-    before_2_10 = re.match(r"2\.\d-", image.removeprefix(_IMAGE))
-    families = IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
-    if not known or family(kind.name) in families:
+    if not known or family(kind.name) in IMAGE_FAMILIES:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 
@@ -197,20 +194,10 @@ def wanted(
     ]
 
 
-def name_filters(patterns: Iterable[str]) -> list[str]:
-    """Convert `patterns` of [ec2] instance_types to values of EC2's filter `instance-type`.
-
-    The filter may match more types than the patterns: `g[56].*` becomes `g?.*`, because EC2's
-    filters have no character sets.
-    """
-    found = [re.sub(r"\[.*?\]", "?", pattern) for pattern in patterns if pattern != GPU]
-    return found + ([f"{letter}*" for letter in _GPU_FAMILIES] if GPU in patterns else [])
-
-
 def is_gpu(kind: InstanceType) -> bool:
     """Return True if the type has NVIDIA GPUs and an x86 CPU."""
     # names of EC2's types with NVIDIA GPUs begin with g or p; g4ad has AMD GPUs
-    named = kind.name[0] in _GPU_FAMILIES and not kind.name.startswith("g4ad.")
+    named = kind.name[0] in "gp" and not kind.name.startswith("g4ad.")
     return named and kind.device != "cpu" and _ARM.match(kind.name) is None
 
 

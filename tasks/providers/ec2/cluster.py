@@ -6,7 +6,7 @@ CreateFleet request for each group of machines of the same type. Each request is
 before the next attempt.
 """
 
-import threading
+import base64
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,12 +16,12 @@ from pathlib import Path
 from models.domain.cluster import Cluster
 
 from ..base import NoCapacity, NodeState, ProviderError, RunningCluster, read_object
-from .api import ALIVE, Answer, Ec2Api
+from .api import ALIVE, STILL_ALIVE, Answer, Ec2Api, Filters
 from .attempts import Attempt, Group
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest
 from .mailbox_s3 import Mirror
-from .prices import billed, newest_spot_prices
+from .prices import billed, most_usd_per_hour_beside, newest_spot_prices
 from .requests import (
     LaunchSpec,
     create_fleet,
@@ -44,7 +44,7 @@ _INTERRUPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
 class Ec2Cluster(RunningCluster):
-    """The machines of one launch. Several threads may call its methods after `start`.
+    """The machines of one launch.
 
     lease: the current content of lease.json.
     script: `script(seconds)` returns the user-data of a machine that ends itself after `seconds`.
@@ -67,23 +67,33 @@ class Ec2Cluster(RunningCluster):
         self.lease, self.lease_id = lease, lease.lease_id
         self.image_id = spec.image["ImageId"]
         self.mirror, self.mailbox = mirror, mirror.mailbox
-        self._lock = threading.RLock()
         self._seen: dict[str, Answer] = {}
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` in order until the machines run, and send them their files.
+        """Try `attempts` in order until the machines of one run, and send them their files.
 
-        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, and
-        ProviderError for all other failures.
+        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
+        the lease cannot be written, and ProviderError for all other failures.
         """
-        try:
-            self._launch(attempts)
-        except OSError as error:
-            raise ProviderError(
-                f"the record of launch {self.lease_id} could not be written ({error}), so its "
-                "machines are ended. Free disk space, and run `srift reap` in case some remain"
-            ) from error
+        self._security_group = self._api.when_visible(self._secure)
+        for attempt in attempts:
+            try:
+                self._carry_out(attempt)
+                break
+            except AwsRefused as error:
+                if error.kind != "capacity":
+                    raise
+                self._note(attempt, error)
+            if problem := self.end():
+                raise ProviderError(
+                    f"{problem}; no more machines were requested; {until(self.lease)}"
+                )
+        else:
+            raise NoCapacity(
+                "; ".join(self.lease.refusals)
+                or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
+            )
         self.mirror.serve(self.lease)
         self.mirror.sync()
 
@@ -112,10 +122,9 @@ class Ec2Cluster(RunningCluster):
 
         While AWS responds, the states are at most LOOK_EVERY_S seconds old.
         """
-        with self._lock:
-            if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
-                self._look()
-            return [self._state(machine) for machine in self.lease.current]
+        if (self._api.now() - self._looked_at).total_seconds() >= LOOK_EVERY_S:
+            self._look()
+        return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
         """Return when the last download without errors began, as Unix time on S3's clock."""
@@ -123,13 +132,11 @@ class Ec2Cluster(RunningCluster):
 
     def usd_so_far(self) -> float | None:
         """Return the cost so far in dollars, including the machines of failed launch attempts."""
-        with self._lock:
-            return self.lease.usd_until(self._api.now())
+        return self.lease.usd_until(self._api.now())
 
     def note_download(self, usd: float) -> None:
-        with self._lock:
-            machines = (replace(machine, download_usd=usd) for machine in self.lease.current)
-            self.keep(self.lease.with_machines(*machines))
+        machines = (replace(machine, download_usd=usd) for machine in self.lease.current)
+        self.keep(self.lease.with_machines(*machines))
 
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node` by a machine of the same type, market and zone.
@@ -138,45 +145,13 @@ class Ec2Cluster(RunningCluster):
         ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
         passed.
         """
-        with self._lock:
-            self.mirror.sync()
-            if not self._another(node):
-                return False
-            self._look()
-            self.mirror.serve(self.lease)
-            self.forget(node)
-            self.mirror.sync()
-            return True
-
-    def all_down(self) -> bool:
-        """Return True if AWS confirms that all machines have ended."""
-        with self._lock:
-            return self._look() and not any(map(self._alive, self.lease.current))
-
-    def _launch(self, attempts: Sequence[Attempt]) -> None:
-        """Try the launch attempts in order until all machines of one attempt run.
-
-        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if AWS
-        lacks capacity for every attempt or the machines' deadline has passed. Raises AwsRefused if
-        AWS refuses for another reason, and ProviderError if the machines of a failed attempt do not
-        end.
-        """
-        self._security_group = self._api.when_visible(self._secure)
-        for attempt in attempts:
-            try:
-                return self._carry_out(attempt)
-            except AwsRefused as error:
-                if error.kind != "capacity":
-                    raise
-                self._note(attempt, error)
-            if problem := self.end():
-                raise ProviderError(
-                    f"{problem}; no more machines were requested; {until(self.lease)}"
-                )
-        raise NoCapacity(
-            "; ".join(self.lease.refusals)
-            or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
-        )
+        self.mirror.sync()
+        if not self._another(node):
+            return False
+        self.mirror.serve(self.lease)
+        self.forget(node)
+        self.mirror.sync()
+        return True
 
     def _secure(self) -> str:
         """Create the launch's security group and its rules. Return the id of the group.
@@ -190,11 +165,8 @@ class Ec2Cluster(RunningCluster):
         if not found:
             raise AwsRefused("InvalidGroup.NotFound", action, region)
         group_id: str = found[0]["GroupId"]
-        for action, each in rules(group_id):
-            for rule in each:
-                words = {"GroupId": group_id, "IpPermissions": [rule]}
-                known = ("there", "InvalidPermission.NotFound")
-                self._api.ask_unless(known, action, region, **words)
+        for action, rule in rules(group_id):
+            self._api.ask_unless(("there", "InvalidPermission.NotFound"), action, region, **rule)
         return group_id
 
     def _carry_out(self, attempt: Attempt) -> None:
@@ -229,13 +201,15 @@ class Ec2Cluster(RunningCluster):
         left_s = (self.lease.deadline_at - self._api.now()).total_seconds()
         if left_s <= 0:
             raise NoCapacity("the machines' deadline passed before all of them were requested")
-        words = {"security": self._security_group, "user_data": self._script(max(60.0, left_s))}
+        script = base64.b64encode(self._script(max(60.0, left_s)).encode()).decode()
+        words = {"security": self._security_group, "user_data": script}
         template = launch_template(self.spec, attempt, group, **words)
         self._create("ec2:CreateLaunchTemplate", template)
         request = FleetRequest(
             group=group.name,
             size=group.size,
-            usd_per_hour=max(group.bids.values()) + self.spec.usd_per_hour_more,
+            usd_per_hour=max(group.bids.values())
+            + most_usd_per_hour_beside(self.spec.choices.volume_gib),
             asked_at=self._api.now(),
         )
         self.keep(self.lease.with_request(request))
@@ -244,8 +218,6 @@ class Ec2Cluster(RunningCluster):
             Ec2Machine(
                 rank=group.first + index,
                 instance_id=instance_id,
-                instance_type=group.type_name,
-                market=attempt.market,
                 usd_per_hour=request.usd_per_hour,
                 launched_at=request.asked_at,
                 group=group.name,
@@ -281,9 +253,9 @@ class Ec2Cluster(RunningCluster):
         if final or not unclear:
             return [], (final or refusals)[0]
         unclear[0].kind = "capacity"
-        tags = self.lease.tags | {"srift:node-group": group.name}
+        ours: Filters = STILL_ALIVE | self.lease.filters | {"tag:srift:node-group": group.name}
         for _ in api.looks(_SEARCH_EVERY_S, SHOWN.total_seconds()):  # EC2 shows tags late
-            if found := api.instances(region, tags=tags, states=ALIVE):
+            if found := api.instances(region, ours):
                 return list(found), unclear[0]
         return [], unclear[0]
 
@@ -301,7 +273,7 @@ class Ec2Cluster(RunningCluster):
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
         for _ in self._api.looks(POLL_S, RUNNING_WITHIN_S):
-            found = self._api.instances(region, ids=list(by_id))
+            found = self._api.instances(region, {"instance-id": list(by_id)})
             ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
             if ended:
                 problem = ended[0]["StateReason"]["Code"]
@@ -354,9 +326,9 @@ class Ec2Cluster(RunningCluster):
         """
         region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
         group = [each for each in attempt.groups if each.first <= rank][-1]
-        times = sum(request.group.startswith(f"r{rank}.") for request in self.lease.requests)
+        name = f"r{rank}.{len(self.lease.requests)}"
         bids = {lost.zone: group.bids[lost.zone]}
-        alone = replace(group, name=f"r{rank}.{times}", first=rank, size=1, bids=bids)
+        alone = replace(group, name=name, first=rank, size=1, bids=bids)
         if end_these(self._api, region, [lost.instance_id]):
             return False
         try:
@@ -379,21 +351,22 @@ class Ec2Cluster(RunningCluster):
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
         """Append a sentence about a failed launch attempt to the lease's `refusals`."""
-        self.keep(replace(self.lease, refusals=(*self.lease.refusals, f"{attempt}: {error}")))
+        self.keep(
+            replace(self.lease, refusals=(*self.lease.refusals, f"{attempt.market}: {error}"))
+        )
 
-    def _look(self) -> bool:
+    def _look(self) -> None:
         """Read the machines' states from EC2, and store the end of each ended machine in the lease.
 
-        Returns False if AWS does not respond.
+        Does nothing if AWS does not respond.
         """
         lease, now = self.lease, self._api.now()
         self._looked_at = now
         try:
-            found = self._api.instances(
-                lease.region, ids=[machine.instance_id for machine in lease.current]
-            )
+            ids = [machine.instance_id for machine in lease.current]
+            found = self._api.instances(lease.region, {"instance-id": ids})
         except ProviderError:
-            return False
+            return
         # {} marks a machine that EC2 listed earlier but no longer lists. It has ended.
         self._seen = {name: {} for name in self._seen} | found
         gone = [
@@ -404,7 +377,6 @@ class Ec2Cluster(RunningCluster):
         if gone:
             with suppress(OSError):  # on a full disk, the next look sets a later end
                 self.keep(lease.with_machines(*gone))
-        return True
 
     def _alive(self, machine: Ec2Machine) -> bool:
         """Return False if EC2 reports that the machine has ended, or no longer lists the machine.
@@ -421,9 +393,8 @@ class Ec2Cluster(RunningCluster):
             return NodeState(alive=True, leaving_s=leaving_s)
         code = self._seen[machine.instance_id].get("StateReason", {}).get("Code", "gone")
         interrupted = code in _INTERRUPTED or leaving_s is not None
-        place = f"{machine.instance_type}, {machine.market} in {machine.zone}"
         why = "taken back by the spot market, " if interrupted else ""
-        reason = f"{machine.instance_id} ({place}): {why}{code}"
+        reason = f"{machine.instance_id} in {machine.zone}: {why}{code}"
         return NodeState(alive=False, interrupted=interrupted, reason=reason)
 
     def _leaving_s(self, machine: Ec2Machine) -> float | None:
@@ -434,6 +405,5 @@ class Ec2Cluster(RunningCluster):
             return None
         ends = file.stat().st_mtime + NOTICE_S
         with suppress(ValueError):
-            moment = datetime.fromisoformat(str(body.get("at")))
-            ends = min(ends, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+            ends = min(ends, datetime.fromisoformat(str(body.get("at"))).timestamp())
         return max(0.0, ends - self.now_unix())

@@ -93,20 +93,14 @@ class AwsRefused(ProviderError):
     """
 
     def __init__(self, code: str, action: str, region: str) -> None:
-        self.code, self.kind = code, kind_of(code)
+        self.code, self.kind = code, _KINDS.get(code, "final")
         hint = _HINTS.get(self.kind, "")
         if code in _SETTINGS:
             hint = f"check [ec2] {_SETTINGS[code]}"
         super().__init__(f"AWS refused {action} in {region} ({code})" + (hint and f": {hint}"))
 
 
-def kind_of(code: str) -> str:
-    """Return the kind of an error code, such as "capacity"; "final" for an unknown code."""
-    return _KINDS.get(code, "final")
-
-
 def code_of(error: Exception) -> str:
     """Return the error code of a botocore exception, or its class name if it has no code."""
-    answer = getattr(error, "response", None)
-    code = answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
-    return str(code or type(error).__name__)
+    answer = getattr(error, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code") or type(error).__name__)

@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
 from ..leases import LeaseFolder, replace_durably
+from .api import Filters
 from .attempts import LEAST_BILLED_S
 from .settings import Region
 
@@ -45,8 +46,6 @@ class Ec2Machine:
     group: str
     ended_at: AwareDatetime | None = None
     rank: int = -1
-    instance_type: str = ""
-    market: str = ""
     zone: str = ""
     address: str = ""
     current: bool = False
@@ -98,12 +97,12 @@ class Ec2Lease(Lease):
         return self.ended_at is None or not self.fetched
 
     @property
-    def tags(self) -> dict[str, str]:
-        """Return the EC2 tags that identify the machines of this launch."""
+    def filters(self) -> Filters:
+        """Return the EC2 filters that match the machines and resources of this launch."""
         return {
-            "srift:lease": self.lease_id,
-            "srift:deployment": self.deployment,
-            "srift:controller": self.home,
+            "tag:srift:lease": self.lease_id,
+            "tag:srift:deployment": self.deployment,
+            "tag:srift:controller": self.home,
         }
 
     @property
@@ -184,10 +183,9 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         written.
         """
         file = self.root / ".token"
-        if not file.exists():
-            with self.locked():
-                if not file.exists():
-                    replace_durably(file, uuid.uuid4().hex[:12])
+        with self.locked():
+            if not file.exists():
+                replace_durably(file, uuid.uuid4().hex[:12])
         return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:
@@ -206,8 +204,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
         If the time cannot be stored, no error is raised.
         """
-        with suppress(OSError, ProviderError):
-            self.root.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, ProviderError), self.locked():
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
@@ -266,18 +263,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         if not lease.machines and not lease.requests:
             self.forget(lease.lease_id)
             return lease
-        unheard = (
-            () if lease.machines else ("AWS's answer was not stored before the process ended",)
-        )
-        lease = replace(
-            lease,
-            ended_at=now,
-            outcome=outcome if lease.machines else "refused",
-            releasing=False,
-            refusals=lease.refusals or unheard,
-            usd=lease.usd_until(now),
-            fetched=lease.fetched or not lease.machines,
-        )
+        if not lease.machines:
+            unheard = ("AWS's answer was not stored before the process ended",)
+            lease = replace(lease, refusals=lease.refusals or unheard, fetched=True)
+            outcome = "refused"
+        usd = lease.usd_until(now)
+        lease = replace(lease, ended_at=now, outcome=outcome, releasing=False, usd=usd)
         with suppress(OSError):
             self.write(lease)
         return lease

@@ -18,6 +18,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Mirror:
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
         self._store, self._under, self.mailbox = store, lease.objects, mailbox
         self._machines = lease.by_userid
-        self._have: dict[str, tuple[str, datetime]] = {}  # {key: version} of downloads
+        self._have: dict[str, tuple[str, datetime]] = {}  # {key: (ETag, modification time)}
         self._sent: dict[str, dict[str, str]] = {}  # {aws:userid: {name: digest}}
         self._lock, self._over = threading.RLock(), threading.Event()
         self._thread = threading.Thread(target=self._rounds, daemon=True)
@@ -68,10 +69,10 @@ class Mirror:
         if self._thread.is_alive():
             self._thread.join()
 
-    def sync(self) -> bool:
-        """Download new uploads and send changed files. Return False if either failed."""
-        pulled = self.pull()
-        return self.push() and pulled
+    def sync(self) -> None:
+        """Download new uploads and send changed files, unless AWS or the disk fails."""
+        self.pull()
+        self.push()
 
     def pull(self) -> bool:
         """Download the machines' new uploads. Return False if any download failed."""
@@ -86,22 +87,18 @@ class Mirror:
                 self.now_unix = max(self.now_unix, began)
             return complete
 
-    def push(self) -> bool:
+    def push(self) -> None:
         """Upload the controller's new and changed files for each current machine of the cluster.
 
-        Each machine also gets node.json, which has its rank and the number of machines. Returns
-        False if AWS refused an upload or a local file could not be read.
+        Each machine also gets node.json, which has its rank and the number of machines. If AWS
+        refuses an upload or a local file cannot be read, the next call tries again.
         """
-        with self._lock:
-            try:
-                files = self._of_controller()
-                current = {name: one for name, one in self._machines.items() if one.current}
-                for userid, machine in current.items():
-                    node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
-                    self._bring(userid, files | {"node.json": node})
-            except (AwsRefused, OSError):
-                return False
-            return True
+        with self._lock, suppress(AwsRefused, OSError):
+            files = self._of_controller()
+            current = {name: one for name, one in self._machines.items() if one.current}
+            for userid, machine in current.items():
+                node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
+                self._bring(userid, files | {"node.json": node})
 
     def _rounds(self) -> None:
         polls = 0
@@ -126,7 +123,8 @@ class Mirror:
             if machine is None or not _is_allowed(stored, name, machine):
                 continue
             count[userid] += 1
-            if count[userid] <= MOST_FILES and self._have.get(stored["Key"]) != _version(stored):
+            version = stored["ETag"], stored["LastModified"]
+            if count[userid] <= MOST_FILES and self._have.get(stored["Key"]) != version:
                 found.append((stored, self.mailbox / f"node-{machine.rank}" / name))
         return found
 
@@ -138,15 +136,15 @@ class Mirror:
         stored: the object's entry in S3's list.
         """
         try:
-            content, written = self._store.get(stored["Key"], MOST_BYTES)
-            _appear(_free_path(path, stored["Key"], content), content, written)
+            content, written = self._store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
+            _appear(_free_path(path, stored["Key"], content), content, written.timestamp())
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
             pass  # a folder and a file have the same name, which no courier uploads
         except OSError:
             return False
-        self._have[stored["Key"]] = _version(stored)
+        self._have[stored["Key"]] = stored["ETag"], stored["LastModified"]
         return True
 
     def _of_controller(self) -> dict[str, bytes]:
@@ -172,11 +170,6 @@ class Mirror:
             self._store.put(into + name, files[name])
         self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
         self._sent[userid] = digests
-
-
-def _version(stored: Answer) -> tuple[str, datetime]:
-    """Return an S3 object's ETag and modification time, which change if it is overwritten."""
-    return stored["ETag"], stored["LastModified"]
 
 
 def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:

@@ -5,25 +5,16 @@ and market, with its price and interruption rate.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 
 from models.domain.cluster import Cluster, InstanceType, Offer
 
 from ..base import ProviderError
 from . import api as ec2_api
-from .api import Answer, AwsClock, Clients, Ec2Api, Filters
-from .catalogue import (
-    GPU,
-    described,
-    family,
-    is_gpu,
-    name_filters,
-    off_image,
-    wanted,
-)
+from .api import Answer, AwsClock, Clients, Ec2Api
+from .catalogue import described, wanted
 from .prices import (
     billed,
     newest_spot_prices,
@@ -35,7 +26,6 @@ from .settings import Ec2
 from .snapshot import packaged
 from .survey import not_launched
 
-_THREADS = 8  # regions that are queried in parallel
 NO_BUCKET = (
     "nothing can be launched on EC2: set [ec2] bucket to an S3 bucket for the machines' files"
 )
@@ -60,20 +50,25 @@ class Ec2Market:
         return ec2_api.connect(self._given, self.clock)
 
     def instance_types(self) -> list[InstanceType]:
-        by_name = {kind.name: kind for types in self._live_types.values() for kind in types}
-        return list(by_name.values())
+        every = [kind for types in self._live_types.values() for kind in types]
+        return list({kind.name: kind for kind in every}.values())
 
     def offers(self, now: datetime) -> list[Offer]:
         """Return the current offers from AWS in the markets that [ec2] `markets` names.
 
         A type has one on-demand offer in each region and one spot offer in each zone.
         """
-        types, advisor = self._live_types, Answer()
-        if "spot" in self.choices.markets and self._given is None:
+        markets, by_region, advisor = self.choices.markets, self._live_types, Answer()
+        if "spot" in markets and self._given is None:
             advisor = ec2_api.spot_advisor()
-        ask = partial(self._offers_of, now=now, advisor=advisor)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            found = [offer for offers in pool.map(ask, types, types.values()) for offer in offers]
+        found: list[Offer] = []
+        for region, types in by_region.items():
+            if "on-demand" in markets:
+                listed = on_demand_prices(self.api.price_list(region))
+                found += on_demand_offers(types, listed, region=region, price_as_of=now)
+            if "spot" in markets:
+                spot = newest_spot_prices(self.api.spot_prices(region, now))
+                found += spot_offers(types, spot, advisor, region=region, price_as_of=now)
         self._latest_offers = self.billed(found)
         return self._latest_offers
 
@@ -88,15 +83,12 @@ class Ec2Market:
                 self.offers(self.clock.now())
         return self._latest_offers + self.packaged_offers()
 
-    def packaged_types(self) -> list[InstanceType]:
-        return packaged_types(self.choices)
-
     def packaged_offers(self) -> list[Offer]:
         """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them."""
         if "on-demand" not in self.choices.markets:
             return []
-        regions = self.choices.regions
-        return [offer for region in regions for offer in packaged_offers(self.choices, region)]
+        choices = self.choices
+        return [offer for name in choices.regions for offer in packaged_offers(choices, name)]
 
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
@@ -150,36 +142,16 @@ class Ec2Market:
         return ""
 
     def launches(self, cluster: Cluster) -> str:
-        several = packaged().several_interfaces
-        return self.fits(cluster) or not_launched(cluster, self.choices, several)
+        return self.fits(cluster) or not_launched(cluster, self.choices)
 
     @cached_property
     def _live_types(self) -> dict[str, list[InstanceType]]:
         """Return {region: types that AWS offers there and that match [ec2] `instance_types`}."""
-        patterns, found = self.choices.instance_types, {}
-        for region in self.choices.regions:
-            filters: Filters = {"instance-type": name_filters(patterns)}
-            action = "ec2:DescribeInstanceTypes"
-            answers = self.api.described("InstanceTypes", action, region, filters)
-            found[region] = wanted(described(answers), patterns, self.choices.ami_parameter)
-        return found
-
-    def _offers_of(
-        self, region: str, types: list[InstanceType], now: datetime, advisor: Answer
-    ) -> list[Offer]:
-        """Return the offers for `types` in `region` at AWS's list prices.
-
-        Only the markets that [ec2] `markets` names are included.
-
-        advisor: content of AWS's Spot Advisor file, which has interruption rates; {} if not read.
-        """
-        found: list[Offer] = []
-        if "on-demand" in self.choices.markets:
-            prices = on_demand_prices(self.api.price_list(region))
-            found += on_demand_offers(types, prices, region=region, price_as_of=now)
-        if "spot" in self.choices.markets:
-            spot = newest_spot_prices(self.api.spot_prices(region, now))
-            found += spot_offers(types, spot, advisor, region=region, price_as_of=now)
+        choices, found = self.choices, {}
+        for region in choices.regions:
+            answers = self.api.ask_all("InstanceTypes", "ec2:DescribeInstanceTypes", region)
+            types = described(answers)
+            found[region] = wanted(types, choices.instance_types, choices.ami_parameter)
         return found
 
 
@@ -201,24 +173,11 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return warnings about the section [ec2] of srift.toml.
-
-    The warnings name:
-
-    - regions and type patterns that are not in the packaged snapshot
-    - GPU families that the pattern `gpu` leaves out, because the machine image does not support
-      them
-    """
+    """Return a warning for each region and type pattern that the packaged snapshot lacks."""
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
     unknown = [region for region in choices.regions if region not in packaged().usd]
     unknown += [pattern for pattern in patterns if not wanted(types, [pattern])]
-    notes = [
+    return [
         f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
     ]
-    image = choices.ami_parameter
-    left = {family(kind.name) for kind in types if is_gpu(kind) and off_image(kind, image)}
-    if GPU in choices.instance_types and left:
-        names = ", ".join(sorted(left))
-        notes.append(f"`gpu` leaves out {names}: the image in ami_parameter does not support them")
-    return notes

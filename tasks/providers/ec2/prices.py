@@ -101,17 +101,18 @@ def spot_offers(
             continue
         bucket = advised.get(name, {}).get("r")
         prior = "prior: worst range of " if bucket is None else ""
-        offer = Offer(
-            instance_type=kinds[name],
-            market="spot",
-            zone=zone,
-            region=region,
-            usd_per_hour=usd,
-            interruptions_per_hour=bucket_hazard(bucket),
-            interruption_source=f"{prior}Spot Advisor, read {price_as_of:%Y-%m-%d}",
-            price_as_of=price_as_of,
+        offers.append(
+            Offer(
+                instance_type=kinds[name],
+                market="spot",
+                zone=zone,
+                region=region,
+                usd_per_hour=usd,
+                interruptions_per_hour=bucket_hazard(bucket),
+                interruption_source=f"{prior}Spot Advisor, read {price_as_of:%Y-%m-%d}",
+                price_as_of=price_as_of,
+            )
         )
-        offers.append(offer)
     return offers
 
 

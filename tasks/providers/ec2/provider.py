@@ -24,7 +24,6 @@ from .termination import await_shutdown, tidy, until
 from .userdata import user_data
 
 LEAVE_S = 20.0  # seconds for the agents to upload their last files before their machines are ended
-FETCH_S, _PULL_EVERY_S = 24.0, 6.0  # time limit for the download of uploads, and time between tries
 NOT_LOOKED = "EC2 was not checked: SRIFT_HOME has no launch on EC2, and [ec2] bucket is unset"
 
 
@@ -60,7 +59,7 @@ class Ec2Provider(Ec2Market, Provider):
 
         Raises:
             LeaseUnreadable: if a lease cannot be read. Nothing is launched.
-            NotSupported, NoCapacity, ProviderError: if the launch fails.
+            NotSupported, NoCapacity, ProviderError, OSError: if the launch fails.
             ProviderError: after the block, if machines may still run.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
@@ -69,7 +68,6 @@ class Ec2Provider(Ec2Market, Provider):
         wanted = attempts(cluster, self.known_offers(), zones, markets)
         with self.lease_folder.locked():
             self.lease_folder.create(running.lease)
-            self.lease_folder.mailbox(lease_id).mkdir()
         try:
             running.start(wanted)
             if self._threaded:
@@ -79,8 +77,7 @@ class Ec2Provider(Ec2Market, Provider):
             with suppress(ProviderError, OSError):  # raise the first error; the reaper tries again
                 self._release(running)
             raise
-        if problem := self._release(running):
-            raise ProviderError(problem)
+        self._release(running)
 
     def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
         """Upload the machines' code to S3, and return the cluster. No machine is requested yet.
@@ -115,10 +112,10 @@ class Ec2Provider(Ec2Market, Provider):
         store.listed(lease.objects)  # sets store.region to the bucket's region
         code, digest = node_archive(self._node_package)
         store.put(f"{choices.prefix}/code/{digest}.tar.gz", code)
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", ""))
         script = partial(
             user_data,
-            endpoint=endpoint or "",
+            endpoint=endpoint,
             bucket=choices.bucket,
             prefix=choices.prefix,
             region=store.region,
@@ -130,44 +127,33 @@ class Ec2Provider(Ec2Market, Provider):
         mirror = self._mirror(lease, store)
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
-    def fetched(self, lease: Ec2Lease, within_s: float = FETCH_S) -> Ec2Lease:
+    def fetched(self, lease: Ec2Lease) -> Ec2Lease:
         """Download the missing uploads of an ended launch, and return the updated lease.
 
-        Its `fetched` is False if uploads are still missing after `within_s` seconds, or if the
-        lease cannot be written to disk.
+        Its `fetched` is False if uploads are still missing.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
         mirror = self._mirror(lease, Store(self.api, lease.region, lease.bucket))
-        try:
-            lease = replace(lease, fetched=self._pulled(mirror, within_s))
+        lease = replace(lease, fetched=mirror.pull())
+        with suppress(OSError):  # the next call downloads the uploads again
             self.lease_folder.write(lease)
-        except OSError:
-            return replace(lease, fetched=False)
         return lease
-
-    def _pulled(self, mirror: Mirror, within_s: float) -> bool:
-        """Download the launch's uploads from S3. Return False if some are still missing.
-
-        Failed downloads are tried again for up to `within_s` seconds.
-        """
-        return any(mirror.pull() for _ in self.api.looks(_PULL_EVERY_S, within_s))
 
     def _mirror(self, lease: Ec2Lease, store: Store) -> Mirror:
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
-    def _release(self, running: Ec2Cluster) -> str:
-        """End the machines, download their uploads, and return why some machines may still run.
+    def _release(self, running: Ec2Cluster) -> None:
+        """End the machines, and download their uploads.
 
-        Returns "" if all machines have ended.
+        Raises ProviderError if some machines may still run.
         """
         launched, mirror = bool(running.lease.current), running.mirror
         try:
             if launched:  # agents that find done.json upload their last files and shut down
                 for _ in self.api.looks(2.0, LEAVE_S):
-                    if not self._threaded:
-                        mirror.sync()
-                    if not (mirror.mailbox / "done.json").exists() or running.all_down():
+                    alive = any(node.alive for node in running.nodes())
+                    if not alive or not (mirror.mailbox / "done.json").exists():
                         break
         finally:
             try:
@@ -178,13 +164,12 @@ class Ec2Provider(Ec2Market, Provider):
         if problem:
             with suppress(OSError):
                 running.keep(replace(lease, releasing=True))
-            return f"{problem}; {until(lease)}"
+            raise ProviderError(f"{problem}; {until(lease)}")
         if launched:
             await_shutdown(self.api, lease)
-            lease = replace(lease, fetched=self._pulled(mirror, FETCH_S))
+            lease = replace(lease, fetched=mirror.pull())
         self.lease_folder.close(lease, self.api.now(), "released")
-        tidy(self.api, lease.region, lease.tags, lambda tags: True)
-        return ""
+        tidy(self.api, lease.region, lease.filters, lambda tags: True)
 
     def leases(self) -> list[Lease]:
         """Return leases with running machines or missing downloads, and unreadable leases."""
@@ -195,7 +180,7 @@ class Ec2Provider(Ec2Market, Provider):
         stored = self.lease_folder.stored()
         over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
-            over = [self.fetched(lease, 0.0) for lease in over]
+            over = [self.fetched(lease) for lease in over]
         return [lease for lease in over if lease.fetched]
 
     def closed(self) -> list[Lease]:

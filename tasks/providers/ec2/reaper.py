@@ -7,11 +7,11 @@ the leases on disk, and all regions that it checked in the last 30 days.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from ..base import LeaseUnreadable, NotSwept, ProviderError
-from .api import ALIVE, Ec2Api
+from .api import STILL_ALIVE, Ec2Api, Filters
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Leases
 from .settings import Ec2
@@ -28,29 +28,26 @@ from .termination import (
 _REMEMBERED = timedelta(days=30)  # time to check a region that is in no lease and not in srift.toml
 
 
+@dataclass
 class Reaper:
     """One search of all leases and regions for machines that must end.
 
     fetch: downloads the uploads of a lease's machines, and returns the updated lease.
     sentences: what was ended or needs attention.
-    regions: the regions to check.
+    regions: the regions to check besides those of srift.toml.
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
     busy: the regions in which machines of a lease did not end.
     """
 
-    def __init__(
-        self,
-        api: Ec2Api,
-        leases: Ec2Leases,
-        choices: Ec2,
-        fetch: Callable[[Ec2Lease], Ec2Lease],
-        now: datetime,
-    ) -> None:
-        self.api, self.leases, self.choices = api, leases, choices
-        self.fetch, self.now = fetch, now
-        self.sentences: list[str] = []
-        self.unswept: dict[str, str] = {}
-        self.regions, self.busy = set(choices.regions), set[str]()
+    api: Ec2Api
+    leases: Ec2Leases
+    choices: Ec2
+    fetch: Callable[[Ec2Lease], Ec2Lease]
+    now: datetime
+    sentences: list[str] = field(default_factory=list)
+    unswept: dict[str, str] = field(default_factory=dict)
+    regions: set[str] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
 
     def reap(self) -> list[str]:
         """End the launches and machines that must end, in all known regions.
@@ -63,13 +60,13 @@ class Reaper:
                 self._lease(lease_id)
         # The time of a region is not updated if the region is known only from earlier searches. The
         # reaper therefore forgets such a region after 30 days.
-        to_note = {*self.regions}
+        to_note = self.regions | {*self.choices.regions}
         try:
             swept = self.leases.swept().items()
             self.regions |= {region for region, at in swept if self.now - at < _REMEMBERED}
         except ProviderError as error:
             self.unswept["other regions"] = str(error)
-        for region in sorted(self.regions):
+        for region in sorted(self.regions | to_note):
             self._sweep(region)
         self.leases.note_swept(to_note - self.busy - self.unswept.keys(), self.now)
         if self.unswept:
@@ -83,7 +80,7 @@ class Reaper:
         - Its Srift process has died.
         - Its machines did not end at an earlier try.
 
-        If lease.json is missing, the lease's folder is deleted, except measurement records.
+        If lease.json is missing, the lease's folder is deleted, unless it has measurement records.
         """
         try:
             lease = self.leases.read(lease_id)
@@ -91,7 +88,7 @@ class Reaper:
             self.unswept[f"lease {lease_id}"] = str(error)
             return
         if lease is None:  # `_sweep` ends its machines, if there are any
-            says = self.leases.set_aside(lease_id)
+            says = self.leases.forget_without_records(lease_id)
             self.sentences.append(f"lease {lease_id} has no lease.json; {says}")
             return
         self.regions.add(lease.region)
@@ -129,13 +126,13 @@ class Reaper:
         The resources are security groups, placement groups and launch templates.
         """
         why: dict[str, str] = {}
-        ours = (
-            {"srift:deployment": self.choices.deployment},
-            {"srift:controller": self.leases.token},  # finds machines of earlier deployments
+        ours: tuple[Filters, ...] = (
+            {"tag:srift:deployment": self.choices.deployment},
+            {"tag:srift:controller": self.leases.token},  # finds machines of earlier deployments
         )
         try:
-            for tags in ours:
-                shown = self.api.instances(region, tags=tags, states=ALIVE)
+            for filters in ours:
+                shown = self.api.instances(region, STILL_ALIVE | filters)
                 why |= {name: self._why_over(tags_of(found)) for name, found in shown.items()}
             over = [name for name in why if why[name]]
             stays = end_these(self.api, region, over)
@@ -145,8 +142,8 @@ class Reaper:
         for name in over:
             done = "does not end" if name in stays else "was ended"
             self.sentences.append(f"machine {name} in {region} {done}: {why[name]}")
-        for tags in ours:
-            tidy(self.api, region, tags, lambda tags: bool(self._why_over(tags)))
+        for filters in ours:
+            tidy(self.api, region, filters, lambda tags: bool(self._why_over(tags)))
         if stays:
             self.unswept[region] = f"these machines do not end: {', '.join(stays)}"
 

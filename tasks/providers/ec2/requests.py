@@ -5,7 +5,6 @@ group. Resource names and client tokens are hashes of the lease id and the reque
 that a repeated request creates nothing twice.
 """
 
-import base64
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any
 
 from .attempts import Attempt, Group
 from .catalogue import Answer, efa_cards, may_be_grouped, several_interfaces
-from .prices import other_usd_per_hour, storage_usd_per_hour
 from .settings import Ec2
 
 Request = dict[str, Any]
@@ -43,15 +41,6 @@ class LaunchSpec:
     lease_id: str
     deadline_unix: int
 
-    @property
-    def usd_per_hour_more(self) -> float:
-        """Return the expected dollars per hour of a machine's volume, S3 requests and public IP.
-
-        The public IP address is included only if machines get public addresses.
-        """
-        storage = storage_usd_per_hour(self.region, self.choices.volume_gib)
-        return storage + other_usd_per_hour(public=self.choices.public)
-
     def token(self, *purpose: str) -> str:
         """Return the client token of a request. AWS recognizes a repeated request by its token.
 
@@ -75,8 +64,8 @@ def security_group(spec: LaunchSpec) -> Request:
     }
 
 
-def rules(group_id: str) -> list[tuple[str, list[Request]]]:
-    """Return (action, permissions) pairs that set the rules of a new security group.
+def rules(group_id: str) -> list[tuple[str, Request]]:
+    """Return (action, request) pairs that set the rules of a new security group.
 
     Inbound traffic is allowed only from the group itself. Outbound traffic is allowed to the group,
     as EFA requires, and to any HTTPS server.
@@ -84,12 +73,15 @@ def rules(group_id: str) -> list[tuple[str, list[Request]]]:
     anywhere = [{"CidrIp": "0.0.0.0/0"}]
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": anywhere}
-    return [
-        ("ec2:AuthorizeSecurityGroupIngress", [itself]),
-        ("ec2:AuthorizeSecurityGroupEgress", [itself, https]),
-        # EC2 creates a group with a rule that allows all outbound traffic.
-        ("ec2:RevokeSecurityGroupEgress", [{"IpProtocol": "-1", "IpRanges": anywhere}]),
+    # EC2 creates a group with a rule that allows all outbound traffic.
+    everything = {"IpProtocol": "-1", "IpRanges": anywhere}
+    changes = [
+        ("ec2:AuthorizeSecurityGroupIngress", itself),
+        ("ec2:AuthorizeSecurityGroupEgress", itself),
+        ("ec2:AuthorizeSecurityGroupEgress", https),
+        ("ec2:RevokeSecurityGroupEgress", everything),
     ]
+    return [(action, {"GroupId": group_id, "IpPermissions": [rule]}) for action, rule in changes]
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
@@ -110,6 +102,7 @@ def launch_template(
     """Return the CreateLaunchTemplate request for the machines of `group`.
 
     security: id of the security group.
+    user_data: the machines' user-data in base64.
     The template has no key pair, because nobody logs in to the machines.
     """
     volume = {
@@ -132,7 +125,7 @@ def launch_template(
             {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}
         ],
         "NetworkInterfaces": _interfaces(spec, spec.types[group.type_name], security),
-        "UserData": base64.b64encode(user_data.encode()).decode(),
+        "UserData": user_data,
         "TagSpecifications": _tagged(spec, group.name, "instance", "volume"),
     }
     if placement := placement_group(spec, attempt):
@@ -193,14 +186,6 @@ def requests_of(
         words = {"security": security, "user_data": user_data}
         yield "ec2:CreateLaunchTemplate", launch_template(spec, attempt, group, **words)
         yield "ec2:CreateFleet", create_fleet(spec, group, attempt.market)
-
-
-def shortened(request: Request) -> Request:
-    """Return `request` for printing, with a placeholder instead of a user-data script."""
-    if "LaunchTemplateData" not in request:
-        return request
-    data = request["LaunchTemplateData"] | {"UserData": "(the script that starts the agent)"}
-    return request | {"LaunchTemplateData": data}
 
 
 def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:

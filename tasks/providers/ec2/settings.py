@@ -6,7 +6,7 @@ The section has no AWS credentials, because boto3 finds them in its usual places
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # The image has the torch version that pyproject.toml pins: step times depend on the version.
 AMI_PARAMETER = (
@@ -65,11 +65,7 @@ class Ec2(_Section):
     3. The subnets of the default VPC, if `subnets` is "public".
     """
 
-    regions: Annotated[
-        tuple[Region, ...],
-        Field(min_length=1),
-        AfterValidator(lambda found: tuple(dict.fromkeys(found))),
-    ] = ("us-east-1",)
+    regions: tuple[Region, ...] = Field(default=("us-east-1",), min_length=1)
     instance_types: tuple[TypePattern, ...] = Field(default=("gpu",), min_length=1)
     max_hosts: int = Field(default=64, ge=1, le=64)  # maximum machines in a planned cluster
     markets: tuple[Literal["on-demand", "spot"], ...] = Field(

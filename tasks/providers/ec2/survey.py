@@ -1,7 +1,7 @@
 """Collect what a launch needs: instance types, image, subnets, IAM role and code archive."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from models.domain.cluster import Cluster
 from ..archive import archive
 from ..base import NotSupported
 from .api import Answer, Ec2Api
-from .catalogue import off_image, several_interfaces
+from .catalogue import off_image
 from .requests import LaunchSpec
 from .settings import Ec2
+from .snapshot import packaged
 
 
 def launch_spec(
@@ -36,8 +37,7 @@ def launch_spec(
     names = sorted({offer.instance_type.name for offer in cluster.members})
     answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
     types = {kind["InstanceType"]: kind for kind in answer["InstanceTypes"]}
-    several = [name for name, kind in types.items() if several_interfaces(kind)]
-    if why := not_launched(cluster, choices, several):
+    if why := not_launched(cluster, choices):
         raise NotSupported(why)
     vpc, subnets = network_of(api, region, choices)
     image, profile = api.image(region, choices.ami_parameter), choices.instance_profile
@@ -67,13 +67,9 @@ def launch_spec(
     )
 
 
-def not_launched(cluster: Cluster, choices: Ec2, several: Collection[str]) -> str:
-    """Return why the settings `choices` do not allow a launch of `cluster`; "" if they allow it.
-
-    several: types that need several network interfaces to reach their full network rate.
-    """
-    if cluster.market == "mixed":
-        return "all machines of a cluster must be in one market"
+def not_launched(cluster: Cluster, choices: Ec2) -> str:
+    """Return why the settings `choices` do not allow a launch of `cluster`; "" if they allow it."""
+    several = packaged().several_interfaces
     for offer in cluster.members:
         kind = offer.instance_type
         if off := off_image(kind, choices.ami_parameter):

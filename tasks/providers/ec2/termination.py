@@ -4,14 +4,13 @@ If a machine does not end, its lease (the record of the launch) stays open, and 
 reap` tries again. Every machine also ends itself at its deadline.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from .api import ALIVE, Answer, Ec2Api, tag_filters
+from .api import ALIVE, STILL_ALIVE, Answer, Ec2Api, Filters
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
 
@@ -23,7 +22,6 @@ LAST_WORDS_S = 25.0  # a machine uploads its last files for up to 20 s while it 
 _LOOKS = 5
 _LOOK_EVERY_S = 2.0
 _ENDED_BY_CALL = "Client.UserInitiatedShutdown"
-_GMT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 _LEFTOVERS = (  # resources that cost nothing, but count toward AWS's quotas
     ("LaunchTemplates", "ec2:DescribeLaunchTemplates", "ec2:DeleteLaunchTemplate",
      "LaunchTemplateName"),
@@ -39,7 +37,7 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
     """
     region, now, name = lease.region, api.now(), f"lease {lease.lease_id}"
     try:
-        shown = api.instances(region, tags=lease.tags)
+        shown = api.instances(region, lease.filters)
         lease = lease.with_machines(*_unheard(lease, shown, now))
         alive = {each for each, found in shown.items() if found["State"]["Name"] in ALIVE}
         running = {each.instance_id: each for each in lease.machines if not each.ended_at}
@@ -51,11 +49,11 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
         return lease, f"machines of {name} do not end: {', '.join(stays)}"
     now = api.now()
     for machine in lease.machines:
-        moment = machine.ended_at or _ended_at(shown.get(machine.instance_id, {}))
+        ended_at = machine.ended_at or _latest(lease, machine)
         if machine.instance_id in alive:
-            moment = now
-        moment = max(machine.launched_at, min(now, moment or _latest(lease, machine)))
-        lease = lease.with_machines(replace(machine, ended_at=moment))
+            ended_at = now
+        ended_at = max(machine.launched_at, min(now, ended_at))
+        lease = lease.with_machines(replace(machine, ended_at=ended_at))
     return lease, not_answered(lease) if unsettled(lease, now) else ""
 
 
@@ -78,7 +76,8 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
     ids = [machine.instance_id for machine in lease.machines]
     for _ in api.looks(_LOOK_EVERY_S, LAST_WORDS_S if ids else 0.0):
         with suppress(AwsRefused):
-            found = api.instances(lease.region, ids=ids, states=("shutting-down",))
+            down: Filters = {"instance-id": ids, "instance-state-name": "shutting-down"}
+            found = api.instances(lease.region, down)
             if all(machine["StateReason"]["Code"] != _ENDED_BY_CALL for machine in found.values()):
                 return
 
@@ -97,7 +96,8 @@ def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str]
         if look:
             api.sleep(_LOOK_EVERY_S)
         unknown = api.terminate(region, left)
-        left = sorted(api.instances(region, ids=left, states=ALIVE).keys() | unknown & {*young})
+        alive = api.instances(region, STILL_ALIVE | {"instance-id": left}).keys()
+        left = sorted(alive | unknown & {*young})
     return left
 
 
@@ -118,16 +118,16 @@ def tags_of(described: Answer) -> dict[str, str]:
 
 
 def tidy(
-    api: Ec2Api, region: str, tags: Mapping[str, str], over: Callable[[dict[str, str]], bool]
+    api: Ec2Api, region: str, filters: Filters, over: Callable[[dict[str, str]], bool]
 ) -> None:
     """Delete security groups, placement groups and launch templates that are no longer needed.
 
-    tags: only resources with all of these tags are deleted.
+    filters: only resources that match these EC2 filters are deleted.
     over: a function that returns True if the resource with these tags is no longer needed.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
-            for leftover in api.described(key, describe, region, tag_filters(tags)):
+            for leftover in api.described(key, describe, region, filters):
                 if over(tags_of(leftover)):
                     api.ask_unless(("gone", "busy"), delete, region, **{name: leftover[name]})
 
@@ -178,12 +178,3 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])
     return lease.deadline_at + late + LATEST
-
-
-def _ended_at(described: Answer) -> datetime | None:
-    """Return the time at which a machine ended; None if EC2 does not report the time.
-
-    The time is in StateTransitionReason, such as "User initiated (2026-11-20 03:17:00 GMT)".
-    """
-    found = _GMT.search(described.get("StateTransitionReason", ""))
-    return datetime.fromisoformat(f"{found[1]}Z") if found else None

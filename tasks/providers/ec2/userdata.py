@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..base import NotSupported
 
-MOST_BYTES = 16_384  # EC2's limit for user-data, before base64 encoding
 _ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_S = 7 * 86_400.0
 _ENDPOINT = r"(https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?)?"  # no user name or password
@@ -34,7 +33,6 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
     - The endpoint is not a plain URL.
     - The deadline is not between 1 second and 7 days.
-    - The script is larger than EC2 allows.
     - Srift does not run from a Git checkout.
     """
     if re.fullmatch(_ENDPOINT, endpoint) is None:
@@ -57,11 +55,4 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
         filled["metadata"] = (_ROOT / "tasks" / "node" / "on_ec2" / "metadata.py").read_text()
     except FileNotFoundError as error:
         raise NotSupported(f"{error}: for EC2, run Srift from a Git checkout") from None
-    script = re.sub(r"@([a-z0-9_]+)@", lambda found: filled[found[1]], template)
-    size_bytes = len(script.encode())
-    if size_bytes > MOST_BYTES:
-        raise NotSupported(
-            f"the machines' boot script (user-data) has {size_bytes} bytes, but EC2 allows only "
-            f"{MOST_BYTES}: shorten the [ec2] bucket and prefix, or deployments/node-bootstrap.sh"
-        )
-    return script
+    return re.sub(r"@([a-z0-9_]+)@", lambda found: filled[found[1]], template)

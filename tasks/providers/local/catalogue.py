@@ -79,7 +79,7 @@ class LocalMachine:
 
     def limits(self) -> list[str]:
         """Return what cannot be measured on this computer: sentences with reasons and fixes."""
-        sentences: list[str] = []
+        sentences = []
         if not self.isolation.namespaces:
             sentences.append(
                 "Only setups with one host are measured: network namespaces are not available here"
@@ -136,7 +136,7 @@ class LocalMachine:
     def _why_not(self, name: str) -> str:
         """Return why this computer cannot offer the instance type `name`; "" if it can."""
         cores = self.specs[name].cores
-        if not self.shares.enforces(cores):
+        if self.shares.why_not and not cores.is_integer():
             return (
                 f"Fractions of a core cannot be enforced here ({self.shares.why_not}). Run as root,"
                 " or where the cpu controller is delegated to you"

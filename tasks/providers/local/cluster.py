@@ -1,28 +1,29 @@
 """Start, watch, interrupt and end the hosts of one local cluster."""
 
+import math
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from models.domain.cluster import Cluster
+from models.domain.cluster import Cluster, Offer
 
-from ..base import Lease, NoCapacity, NodeState, ProviderError, RunningCluster, plain
+from ..base import Lease, NodeState, RunningCluster, plain
 from .catalogue import LocalMachine
 from .cpu_shares import place, promised_to_others
 from .leases import LeaseStore
 from .network import Host, HostNetwork
-from .processes import HostMark, end
+from .processes import HostMark
 
 _LOG_TAIL = 300  # characters
 _CARRIED = ("HOME", "LANG")  # other variables may have credentials or settings of this process
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts. Several threads may call its methods."""
+    """A RunningCluster of local hosts."""
 
     ready_within_s = 60.0
     image_id = ""
@@ -52,11 +53,7 @@ class LocalCluster(RunningCluster):
         self._hosts: list[Host] = []
         self._started = 0  # number of hosts started, replaced hosts included
         self._revoked: dict[int, str] = {}
-        # Held while a host is started or ended, so that a late interruption of a replaced host
-        # does not end its replacement.
-        self._lock = threading.RLock()
-        self._over = threading.Event()
-        self._began = time.monotonic()
+        self._ends_at: list[float] = []  # each host's spot interruption, by time.monotonic
 
     def start(self, node_package: Path) -> None:
         """Start every host. The agent, the program that measures on a host, waits for `go`.
@@ -66,7 +63,6 @@ class LocalCluster(RunningCluster):
         caller must call `release`, because other hosts may already run.
         """
         self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
-        self.mailbox.mkdir()
         code, ignore = self._directory / "code", shutil.ignore_patterns("__pycache__")
         shutil.copytree(node_package, code / "node", ignore=ignore)
         self.network.open(self._directory / "scratch" / "switch.log")
@@ -74,12 +70,9 @@ class LocalCluster(RunningCluster):
             self._start_host(index)
 
     def go(self) -> None:
-        """Start the agents and the simulated spot interruptions. The cost counts from now on."""
-        self._began = time.monotonic()
+        """Start the agents."""
         for host in self._hosts:
             host.go()
-        for index, after_s in draw_revocations(self.cluster, self._seed).items():
-            self._revoke_later(index, after_s)
 
     def settle(self) -> None:
         """Apply each host's CPU quota, and pin hosts to separate cores if there are enough."""
@@ -90,8 +83,11 @@ class LocalCluster(RunningCluster):
         self._limit([None] * len(self._hosts), [os.sched_getaffinity(0)] * len(self._hosts))
 
     def nodes(self) -> Sequence[NodeState]:
-        with self._lock:
-            return [self._state(index) for index in range(len(self._hosts))]
+        """Interrupt the spot hosts whose time has come, and return the state of each host."""
+        for index, ends_at in enumerate(self._ends_at):
+            if time.monotonic() >= ends_at:
+                self.revoke(index, "revoked by the spot market")
+        return [self._state(index) for index in range(len(self._hosts))]
 
     def now_unix(self) -> float:
         """Return the Unix time of this computer, whose clock also stamps the hosts' files."""
@@ -103,56 +99,40 @@ class LocalCluster(RunningCluster):
         Returns False, without a new host, in these cases:
 
         - The hosts have no separate networks.
-        - Too few cores are free.
         - The host's type does not have `spot_replaced = true` in srift.toml.
 
-        Raises ProviderError if the new host cannot be started.
+        Raises NoCapacity if too few cores are free, and ProviderError or OSError if the new host
+        cannot be started.
         """
         instance = self.cluster.members[node].instance_type
         if not self._machine.specs[instance.name].spot_replaced or self.network.switch is None:
             return False
         self.revoke(node, "ended so that it could be replaced")
         self.forget(node)
-        try:
-            with self._lock, self._store.locked():
-                self._machine.refuse_if_taken(instance.cores)
-                self._start_host(node)
-        except NoCapacity:
-            return False
-        except OSError as error:
-            raise ProviderError(
-                f"the replacement of {self._label(node)} could not be started: {error}"
-            ) from error
+        with self._store.locked():
+            self._machine.refuse_if_taken(instance.cores)
+            self._start_host(node)
         self._hosts[node].go()
-        drawn = draw_revocations(self.cluster, self._seed + self._started)
-        if node in drawn:
-            self._revoke_later(node, drawn[node])
         return True
 
     def usd_so_far(self) -> float | None:
-        """Return the cost in dollars since `go` started the agents; None if a price is unknown."""
-        price = self.cluster.usd_per_hour
-        return None if price is None else price * (time.monotonic() - self._began) / 3600
+        return self._lease.usd_until(datetime.now(UTC))
 
     def revoke(self, index: int, why: str = "revoked on request") -> None:
         """End a host and all its processes at once, as a spot interruption does.
 
         why: the reason in the host's `NodeState`.
         """
-        with self._lock:
-            host = self._hosts[index]
-            if index in self._revoked or host.process.poll() is not None:
-                return
+        host = self._hosts[index]
+        if index not in self._revoked and host.process.poll() is None:
             self._revoked[index] = f"{self._label(index)}: {why}"
             host.end()
-            end(self._machine.shares.members(self._name(index)))
 
     def release(self) -> None:
         """End all hosts and the network, and wait until they are gone.
 
         May be called several times, and after a failed `start`.
         """
-        self._over.set()
         try:
             self._store.end(self.lease_id, self._machine.shares)
         finally:
@@ -161,10 +141,10 @@ class LocalCluster(RunningCluster):
     def _start_host(self, index: int) -> None:
         """Start host `index`, or its replacement.
 
-        Raises ProviderError or OSError if the host cannot be started, and NoCapacity if too few
-        cores are free.
+        Raises ProviderError or OSError if the host cannot be started.
         """
-        instance = self.cluster.members[index].instance_type
+        offer = self.cluster.members[index]
+        instance = offer.instance_type
         self._started += 1
         address = f"10.77.0.{self._started}" if self.network.switch else "127.0.0.1"
         self.addresses[index : index + 1] = [address]
@@ -183,22 +163,22 @@ class LocalCluster(RunningCluster):
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
         )
-        self._machine.shares.add(self._name(index), host.pids, instance.cores)
+        self._machine.shares.add(self._name(index), {host.process.pid, host.inner.pid})
         self._hosts[index : index + 1] = [host]
         self._revoked.pop(index, None)
+        after_s = interrupted_after_s(offer, f"{self._seed}-{self._started}")
+        self._ends_at[index : index + 1] = [time.monotonic() + after_s]
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
         """Set each host's CPU quota, and pin each host to cores.
 
         shares: number of cores of each host; None means no quota.
         placed: the cores to which each host is pinned.
-        Raises ProviderError if quotas or cores cannot be set.
+        Raises OSError if quotas or cores cannot be set.
         """
-        try:
-            for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
-                self._machine.shares.settle(self._name(index), cores, usable)
-        except OSError as error:
-            raise ProviderError(f"the hosts' CPU quotas cannot be set: {error}") from error
+        for index, (cores, usable) in enumerate(zip(shares, placed, strict=True)):
+            processes = self._hosts[index].processes()
+            self._machine.shares.settle(self._name(index), processes, cores, usable)
 
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:
@@ -210,18 +190,6 @@ class LocalCluster(RunningCluster):
         ended = f"{self._label(index)}: its agent ended with exit status {status}: {tail}"
         return NodeState(alive=False, reason=ended)
 
-    def _revoke_later(self, index: int, after_s: float) -> None:
-        """Start a thread that interrupts host `index` after `after_s` seconds."""
-        host = self._hosts[index]
-
-        def revoke() -> None:
-            over = self._over.wait(min(after_s, threading.TIMEOUT_MAX))
-            with self._lock:
-                if not over and self._hosts[index] is host:
-                    self.revoke(index, f"revoked by the spot market after {after_s:.0f} s")
-
-        threading.Thread(target=revoke, name=f"spot-{self.lease_id}-{index}", daemon=True).start()
-
     def _log(self, index: int) -> Path:
         return self._directory / f"host-{index}.log"
 
@@ -232,16 +200,10 @@ class LocalCluster(RunningCluster):
         return f"host {index} ({self.cluster.members[index].instance_type.name})"
 
 
-def draw_revocations(cluster: Cluster, seed: int) -> dict[int, float]:
-    """Draw the time until each spot host is interrupted, as {index: seconds}.
+def interrupted_after_s(offer: Offer, seed: str) -> float:
+    """Draw the seconds until a host is interrupted; inf if its offer has no interruptions.
 
-    The times are exponentially distributed with the offer's rate of interruptions. Hosts without
-    interruptions are left out.
+    The seconds are exponentially distributed with the offer's rate of interruptions.
     """
-    source = random.Random(seed)
-    draws = [source.expovariate(1.0) for _ in cluster.members]
-    return {
-        index: draws[index] * 3600 / offer.interruptions_per_hour
-        for index, offer in enumerate(cluster.members)
-        if offer.market == "spot" and offer.interruptions_per_hour > 0
-    }
+    per_s = offer.interruptions_per_hour / 3600
+    return random.Random(seed).expovariate(per_s) if per_s else math.inf

@@ -1,11 +1,12 @@
 """Limit the CPU time of local hosts: with cgroup quotas (v1 or v2), or by pinning to whole cores.
 
-During a measurement, a host has a quota and the maximum CPU weight, so that it runs before other
-programs. If this process cannot set quotas, each host is pinned to whole cores from its start.
+During a measurement, a host is pinned to cores. It also has a quota and the maximum CPU weight, so
+that it runs before other programs. If this process cannot set quotas, hosts have whole cores.
 """
 
 import math
 import os
+import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ..base import NoCapacity
-from .processes import end, hosts
+from .processes import hosts
 
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
@@ -29,81 +29,65 @@ class CpuShares:
     """Limits the CPU time of hosts. Each host has a cgroup below the folder `base`.
 
     version: the cgroup version, 1 or 2.
-    why_not: why this process cannot set quotas; "" if it can. Without quotas, `add` pins hosts to
-        whole cores.
+    why_not: why this process cannot set quotas; "" if it can.
     """
 
     version: int = 0
     base: Path = Path(os.devnull)
     why_not: str = ""
 
-    def enforces(self, cores: float) -> bool:
-        """Return True if a host can be limited to `cores` cores.
+    def add(self, name: str, pids: Collection[int]) -> None:
+        """Move a host's processes to a new cgroup, `name`.
 
-        Without cgroup quotas, only whole numbers of cores are possible.
-        """
-        return cores == int(cores) >= 1 if self.why_not else cores > 0
-
-    def add(self, name: str, pids: Collection[int], cores: float) -> None:
-        """Prepare the limit of a host's processes to `cores` CPU cores.
-
-        The processes move to a new cgroup, `name`. If this user cannot set CPU quotas, they are
-        pinned to free cores instead. Raises OSError if the cgroup cannot be created or joined, and
-        NoCapacity if too few cores are free.
+        Does nothing if this process cannot set quotas. Raises OSError if the cgroup cannot be
+        created or joined.
         """
         if self.why_not:
-            _pin(pids, cores)
             return
         group = self.base / name
         group.mkdir(exist_ok=True)
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
-    def settle(self, name: str, cores: float | None, usable: set[int]) -> None:
+    def settle(
+        self,
+        name: str,
+        processes: Collection[psutil.Process],
+        cores: float | None,
+        usable: set[int],
+    ) -> None:
         """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
 
+        processes: all processes of the host.
         cores: number of cores; None removes the limit.
-        Does nothing if this process cannot set quotas, because `add` has pinned the host.
-        Raises OSError if the quota or the affinity cannot be set.
+        Sets no quota if this process cannot set quotas. Raises OSError if the quota or the affinity
+        cannot be set.
         """
-        if self.why_not:
-            return
-        self._write_quota(self.base / name, cores)
-        for process in self.members(name):
+        if not self.why_not:
+            self._write_quota(self.base / name, cores)
+        for process in processes:
             with suppress(FileNotFoundError):  # the process has just ended
                 for thread in Path(f"/proc/{process.pid}/task").iterdir():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(thread.name), usable)
 
-    def members(self, name: str) -> list[psutil.Process]:
-        """Return the processes in a host's cgroup; [] if the host has no cgroup."""
-        members = []
-        for pid in _words(self.base / name / "cgroup.procs"):
-            with suppress(psutil.NoSuchProcess):
-                members.append(psutil.Process(int(pid)))
-        return members
-
-    def names(self, prefix: str) -> list[str]:
-        return [path.name for path in self.base.glob(f"{prefix}*") if path.is_dir()]
-
-    def remove(self, prefix: str) -> int:
+    def remove(self, prefix: str) -> None:
         """End the hosts whose names start with `prefix`, and remove their cgroups.
 
-        Returns the number of removed cgroups. Raises OSError if a cgroup is still in use.
+        Raises OSError if a cgroup is still in use.
         """
-        names = self.names(prefix)
-        for name in names:
-            group = self.base / name
+        for group in list(self.base.glob(f"{prefix}*")):
             until = time.monotonic() + _REMOVED_S
             while group.is_dir():
-                end(self.members(name))
+                for pid in _words(group / "cgroup.procs"):
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
                 try:
                     group.rmdir()
                 except OSError:
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.01)
-        return len(names)
 
     def _write_quota(self, group: Path, cores: float | None) -> None:
         """Limit a cgroup to `cores` cores and set the maximum CPU weight.
@@ -126,30 +110,12 @@ class CpuShares:
         (group / "cpu.shares").write_text("262144" if quota_us else "1024")
 
 
-def _pin(pids: Collection[int], cores: float) -> None:
-    """Pin the processes to `cores` cores that no other host uses.
-
-    Raises NoCapacity if too few cores are free.
-    """
-    usable = os.sched_getaffinity(0)
-    free = set(usable)
-    for pid in set[int]().union(*hosts().values()).difference(pids):
-        with suppress(OSError):
-            pinned = os.sched_getaffinity(pid)
-            if len(pinned) < len(usable):
-                free -= pinned
-    if len(free) < cores:
-        raise NoCapacity(f"a host needs {int(cores)} free cores, but only {len(free)} are free")
-    for pid in pids:
-        os.sched_setaffinity(pid, sorted(free, reverse=True)[: int(cores)])
-
-
 def detect() -> CpuShares:
     """Return a `CpuShares` with the first cgroup folder in which this process can set quotas.
 
     Without such a folder, `why_not` of the result says why each folder failed.
     """
-    reasons: list[str] = []
+    reasons = []
     for version, top, home in _hierarchies():
         # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from ..base import Lease, ProviderError
-from ..leases import NAME, LeaseFolder
+from ..leases import LeaseFolder
 from .cpu_shares import CpuShares
 from .processes import end, started_from
 
@@ -37,25 +37,25 @@ class LeaseStore(LeaseFolder[Lease]):
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
         self.prefix = f"srift-{self.token}-"  # the cgroups' names begin with it
 
-    def end(self, lease_id: str, shares: CpuShares) -> tuple[int, int]:
-        """Kill the processes of a lease, and remove its cgroups. Return both counts.
+    def end(self, lease_id: str, shares: CpuShares) -> int:
+        """Kill the processes of a lease, and remove its cgroups. Return the number of processes.
 
         Raises ProviderError if a cgroup is still in use.
         """
         killed: set[psutil.Process] = set()
         code = self.directory(lease_id) / "code"
         for _ in range(_ROUNDS):
-            left = {process for process, _ in started_from(code)}
+            left = set(started_from(code))
             if not left:
                 break
             killed.update(end(left))
         try:
-            removed = shares.remove(f"{self.prefix}{lease_id}-")
+            shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:
             raise ProviderError(
                 f"lease {lease_id}: cgroup {error.filename} is still in use; run `srift reap` again"
             ) from error
-        return len(killed), removed
+        return len(killed)
 
     def close(self, lease_id: str, now: datetime, outcome: str) -> None:
         """Mark a lease as ended, and delete its code and scratch files, but not its mailbox.
@@ -69,14 +69,3 @@ class LeaseStore(LeaseFolder[Lease]):
             shutil.rmtree(self.directory(lease_id) / folder, ignore_errors=True)
         with suppress(OSError):
             self.write(replace(lease, ended_at=now, usd=lease.usd_until(now), outcome=outcome))
-
-    def stray_ids(self, shares: CpuShares) -> set[str]:
-        """Return the ids of all leases of this SRIFT_HOME that have processes or cgroups.
-
-        Leases whose folder is missing are included.
-        """
-        names = {
-            name.removeprefix(self.prefix).rpartition("-")[0] for name in shares.names(self.prefix)
-        }
-        names |= {path.relative_to(self.root).parts[0] for _, path in started_from(self.root)}
-        return {name for name in names if NAME.match(name)}

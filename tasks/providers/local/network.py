@@ -117,9 +117,11 @@ class Host:
     process: subprocess.Popen[bytes]
     inner: psutil.Process
 
-    @property
-    def pids(self) -> set[int]:
-        return {self.process.pid, self.inner.pid}
+    def processes(self) -> list[psutil.Process]:
+        """Return `inner` and its descendants; [] if `inner` has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return [self.inner, *self.inner.children(recursive=True)]
+        return []
 
     def go(self) -> None:
         assert self.process.stdin is not None
@@ -128,9 +130,10 @@ class Host:
             self.process.stdin.close()
 
     def end(self) -> None:
-        """Kill the host's first processes, which ends its namespaces."""
+        """Kill all processes of the host, which ends its namespaces."""
+        processes = self.processes()
         self.process.kill()
-        end([self.inner])
+        end(processes)
 
 
 class HostNetwork:
@@ -173,7 +176,6 @@ class HostNetwork:
         *,
         address: str,
         bandwidth_gbps: float,
-        prefix: int = 24,
     ) -> Host:
         """Start a host that runs `command` when `Host.go` is called.
 
@@ -182,7 +184,6 @@ class HostNetwork:
         address: IPv4 address of the host. Ignored if this computer cannot create namespaces.
         bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s. Also ignored
             without namespaces.
-        prefix: length of the address's network prefix in bits.
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
@@ -191,7 +192,7 @@ class HostNetwork:
             return Host(process, psutil.Process(process.pid))
         script = (
             f"read -r go || exit 70; ip link set lo up && {_QUIET.format(link='eth0')} && "
-            f"ip addr add {address}/{prefix} dev eth0 && ip link set eth0 up && "
+            f"ip addr add {address}/16 dev eth0 && ip link set eth0 up && "
             f"tc qdisc add dev eth0 root {_tbf(bandwidth_gbps)} || exit 71; {_AGENT}"
         )
         user = self._enter if self._isolation.kind == "user" else ()
@@ -253,7 +254,7 @@ def detect() -> Isolation:
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
         return Isolation(kind="none", why_not=hint)
-    reasons: list[str] = []
+    reasons = []
     script = (
         "ip link add br0 type bridge && ip link add h0 type veth peer name eth0"
         f" && tc qdisc add dev h0 root {_tbf(0.1)}"

@@ -46,15 +46,15 @@ class HostMark:
             return None
 
 
-def started_from(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
-    """Yield (process, PYTHONPATH) for each process whose PYTHONPATH is inside `folder`.
+def started_from(folder: Path) -> Iterator[psutil.Process]:
+    """Yield each process whose PYTHONPATH is inside `folder`.
 
     Processes of other users are skipped unless this process is root.
     """
     for found in psutil.process_iter(["environ"]):
         path = Path((found.info["environ"] or {}).get("PYTHONPATH", ""))
         if path.is_relative_to(folder):
-            yield found, path
+            yield found
 
 
 def hosts() -> dict[HostMark, list[int]]:

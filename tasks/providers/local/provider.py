@@ -14,13 +14,11 @@ from models.domain.cluster import Cluster
 from ..base import (
     Lease,
     LeaseUnreadable,
-    NoCapacity,
     NotSupported,
     NotSwept,
     Provider,
     ProviderError,
 )
-from . import catalogue as local_catalogue
 from .catalogue import LocalMachine, cores_of
 from .cluster import LocalCluster
 from .leases import LeaseStore
@@ -56,13 +54,12 @@ class LocalProvider(LocalMachine, Provider):
         files, is kept.
 
         Raises:
-            NoCapacity: if this computer has too few cores, or other hosts use too many cores.
-            NotSupported: if this computer can never run the cluster for another reason.
-            ProviderError: if hosts cannot be started.
+            NoCapacity: if other hosts use too many cores.
+            NotSupported: if this computer can never run the cluster.
+            ProviderError, OSError: if hosts cannot be started.
         """
         if why := self.fits(cluster):
-            too_large = cores_of(cluster) > local_catalogue.most_cores()
-            raise NoCapacity(why) if too_large else NotSupported(why)
+            raise NotSupported(why)
         now = datetime.now(UTC)
         lease = Lease.new(cluster, lease_id=lease_id, deadline_s=deadline_s, now=now)
         with self.store.locked():
@@ -76,11 +73,9 @@ class LocalProvider(LocalMachine, Provider):
                 # process of another SRIFT_HOME may have started hosts at the same moment.
                 self.refuse_if_taken(0.0)
                 running.go()
-        except BaseException as error:
+        except BaseException:
             running.release()
             self.store.forget(lease_id)
-            if isinstance(error, OSError):
-                raise ProviderError(f"hosts could not be started: {error}") from error
             raise
         try:
             yield running
@@ -103,19 +98,17 @@ class LocalProvider(LocalMachine, Provider):
         self.store.forget_ended(lease_id)
 
     def reap(self, now: datetime) -> list[str]:
-        """End overdue launches, launches whose process has died, and hosts without a lease.json.
+        """End overdue launches, launches whose process has died, and launches without a lease.json.
 
-        Launches and hosts of another SRIFT_HOME are not ended.
+        Launches of another SRIFT_HOME are not ended.
 
         Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
         the end if a lease.json cannot be read. The hosts of this launch keep running.
         """
-        if not self.store.root.is_dir():
-            return []
         sentences: list[str] = []
         unswept: dict[str, str] = {}
         with self.store.locked():
-            for lease_id in sorted({*self.store.ids(), *self.store.stray_ids(self.shares)}):
+            for lease_id in self.store.ids():
                 try:
                     lease = self.store.read(lease_id)
                     sentences += self._end(lease_id, lease, now)
@@ -132,17 +125,12 @@ class LocalProvider(LocalMachine, Provider):
 
         lease: content of lease.json; None if the file is missing.
         """
-        why = "it has no lease.json" if lease is None else "it had already ended"
-        if lease is not None and lease.ended_at is None:
-            why = lease.why_end(now)
-        if not why:
+        why = lease.why_end(now) if lease else "it has no lease.json"
+        if not why or (lease and lease.ended_at):
             return []
-        processes, groups = self.store.end(lease_id, self.shares)
-        what = f"{processes} processes were killed and {groups} cgroups removed"
-        if lease is None:
-            what += f"; {self.store.set_aside(lease_id)}"
-        elif lease.ended_at is None:
+        what = f"{self.store.end(lease_id, self.shares)} processes were killed"
+        if lease:
             self.store.close(lease_id, now, "reaped")
-        elif not processes and not groups:
-            return []
+        else:
+            what += f"; {self.store.forget_without_records(lease_id)}"
         return [f"lease {lease_id}: {why}; {what}"]

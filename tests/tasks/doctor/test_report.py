@@ -11,6 +11,7 @@ from tasks.doctor.aws import examine_ec2
 from tasks.doctor.report import examine, refuse_unless_well
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
+from tasks.providers.ec2.api import boto_clients
 from tasks.workspace.settings import load_settings
 from tests.ec2_home import project
 from tests.fake_ec2 import FakeAws
@@ -29,7 +30,6 @@ ROLES = {"role AWSServiceRoleForEC2Spot", "role AWSServiceRoleForEC2Fleet"}
 def aws(ec2_project, monkeypatch):
     made = FakeAws()
     monkeypatch.setattr(ec2_api, "boto_clients", lambda: made.clients)
-    monkeypatch.setattr(ec2_api, "has_credentials", lambda: True)
     monkeypatch.setattr(ec2_api, "AwsClock", lambda: made.clock)
     yield made
     assert all(words.get("DryRun") for action, words in made.calls if action in DRY)
@@ -101,7 +101,7 @@ def test_prices_and_quotas_that_may_not_be_read_are_a_note(aws, action, check):
 
 
 def test_without_credentials_nothing_is_asked(aws, examined, monkeypatch):
-    monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
+    monkeypatch.setattr(ec2_api, "boto_clients", boto_clients)
     assert "AWS_PROFILE" in examined()["identity"] and aws.calls == []
 
 

@@ -134,7 +134,8 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
     [stored] = here._workspace.warehouse.select("raw_downloads").to_dict("records")
     assert (stored["workload"], stored["region"], stored["bytes"]) == ("conv", REGION, 30)
-    monkeypatch.setattr("tasks.providers.ec2.api.has_credentials", lambda: False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
     unlisted = planned(DataCarrier(here._workspace))
     assert (unlisted.place, unlisted.size, fetch_s(unlisted)) == (ADDRESS, None, 0.0)
     assert 100 * 2**30 / 1e9 * 0.147 < unlisted.download_usd < 20.0  # a volume holds no more

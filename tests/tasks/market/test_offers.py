@@ -53,9 +53,6 @@ def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_
 class WithPackage(DescribedMachines):
     """Machines that carry prices of a day before noon, for one type at 9 dollars."""
 
-    def packaged_types(self):
-        return self.instance_types()
-
     def packaged_offers(self):
         first = DescribedMachines.offers(replace(self, down=""), NOON - timedelta(days=1))[0]
         return [replace(first, usd_per_hour=9.0), replace(first, zone="b", usd_per_hour=None)]
@@ -79,8 +76,10 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
                 raise ProviderError(self.down)
             return DescribedMachines.instance_types(self)[:2]
 
-        def packaged_types(self):
-            return [replace(one, cores=99.0) for one in DescribedMachines.instance_types(self)]
+        def packaged_offers(self):
+            offer, _ = super().packaged_offers()
+            kinds = (replace(one, cores=99.0) for one in DescribedMachines.instance_types(self))
+            return [replace(offer, instance_type=kind) for kind in kinds]
 
     def digests():
         frame = mart(here.warehouse, "instance_types", provider="local")

@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from models.domain.cluster import Cluster
 from tasks.providers.base import NoCapacity, NotSupported, ProviderError
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
@@ -124,8 +123,6 @@ def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(home, terms, usd
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home):
-    both = Cluster.of((1, home.offer()), (1, home.offer(market="on-demand")))
-    assert isinstance(refused(home, both), NotSupported)
     for terms in ({"volume_gib": 44}, {"bucket": None}, {"subnet_ids": ("subnet-00000000",)}):
         home.choose(**({"bucket": "mailbox", "volume_gib": 45} | terms))
         assert isinstance(refused(home), NotSupported), terms

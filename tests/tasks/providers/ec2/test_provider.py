@@ -95,15 +95,15 @@ def test_without_credentials_it_has_the_package(monkeypatch, profile, says):
 def test_unknown_names_and_types_without_an_image_are_limits():
     wrong = Ec2(regions=("us-esat-1",), instance_types=("gpus", "p4d.24xlarg", "g5.*", "gpu"))
     provider, right = provider_of(wrong), provider_of(Ec2())
-    for name in ("us-esat-1", "gpus", "p4d.24xlarg", "p3dn", "g7e"):
+    for name in ("us-esat-1", "gpus", "p4d.24xlarg"):
         assert any(name in one for one in provider.limits()), name
     assert len(right.limits()) == len(provider.limits()) - 3 and provider.packaged_offers() == []
-    assert "p3dn.24xlarge" not in {kind.name for kind in right.packaged_types()}
+    names = {offer.instance_type.name for offer in right.packaged_offers()}
+    assert names and "p3dn.24xlarge" not in names
     assert len(provider_of(Ec2(bucket="mine-1")).limits()) == len(right.limits()) - 1
 
 
 def test_boto3_finds_the_ordinary_credentials_and_parses_what_aws_sends(request):
-    assert not ec2_api.has_credentials()
     request.getfixturevalue("moto")
     provider = provider_of(Ec2(instance_types=("g4dn.xlarge",)))
     [kind] = provider.instance_types()
@@ -115,17 +115,10 @@ BODY = {"spot_advisor": {"us-east-1": {}}}
 
 
 @pytest.mark.parametrize(
-    "opened, endpoint, found",
-    [
-        (lambda *_, **__: io.BytesIO(json.dumps(BODY).encode()), "", BODY),
-        (lambda *_, **__: io.BytesIO(b"<html>"), "", {}),
-        (lambda *_, **__: pytest.fail("asked"), "http://127.0.0.1:5000", {}),
-    ],
+    "sent, found", [(json.dumps(BODY).encode(), BODY), (b"<html>", {})], ids=["file", "no file"]
 )
-def test_the_advisor_is_a_prior_that_may_be_missing(monkeypatch, opened, endpoint, found):
-    monkeypatch.setattr(urllib.request, "urlopen", opened)
-    if endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+def test_the_advisor_is_a_prior_that_may_be_missing(monkeypatch, sent, found):
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(sent))
     assert real_advisor() == found
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks.providers.base import LeaseUnreadable, NotSwept
-from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.provider import Ec2Provider
 from tests.ec2_home import Home
 from tests.fake_ec2 import KILLED, SILENT, Killed
@@ -111,12 +110,12 @@ def test_machines_of_others_live_to_their_deadline_and_of_other_deployments_beyo
 
 def test_a_directory_without_a_lease_loses_neither_machines_nor_records(home, left, aws):
     records = home.leases.mailbox("r-1") / "node-0/records"
-    records.mkdir(parents=True)
+    records.mkdir(parents=True, exist_ok=True)
     (records / "a.json").write_text("{}")
     (home.leases.directory("r-1") / "lease.json").unlink()
     home.reap()
     assert aws.alive() == []
-    assert len([*(home.path / "rejected").glob("r-1-*/node-0/records/a.json")]) == 1
+    assert (records / "a.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,7 @@ def test_a_machine_that_does_not_end_is_no_all_clear(home, aws, theirs):
     assert home.provider.not_swept_since(before) == BOTH
 
 
-def test_without_credentials_no_region_is_called_empty(home, monkeypatch):
-    monkeypatch.setattr(ec2_api, "has_credentials", lambda: False)
+def test_without_credentials_no_region_is_called_empty(home, no_credentials):
     home.provider = Ec2Provider(home.choices, home=home.path, node_package=home.package)
     assert {*not_swept(home).unswept} == {*BOTH}
     choices = home.choices.model_copy(update={"bucket": None})
@@ -211,15 +209,15 @@ def ended_hours(home, usd):
     return (ended.usd or 0.0) / (2 * usd)
 
 
-@pytest.mark.parametrize("forgotten, over", [(False, 1.05), (True, 1.25)])
-def test_a_dead_controllers_machines_cost_until_their_own_end(home, left, aws, forgotten, over):
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_dead_controllers_machines_cost_until_their_own_end(home, left, aws, forgotten):
     for machine in aws.alive():
         machine.deaf = False
     aws.pass_s(9 * 3600)
     if forgotten:
         aws.instances.clear()
     could_live = 1860 / 3600
-    assert 0.95 * could_live < ended_hours(home, SPOT_USD["c"]) < over * could_live
+    assert 0.95 * could_live < ended_hours(home, SPOT_USD["c"]) < 1.25 * could_live
 
 
 @pytest.mark.parametrize("away_s", [390.0, 2400.0, 3 * 3600.0], ids=["late", "over", "forgotten"])

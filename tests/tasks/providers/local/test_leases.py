@@ -1,5 +1,6 @@
 """Leases on disk, and what the reaper may and may not end."""
 
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -8,9 +9,8 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from models.domain.cluster import Cluster
 from tasks.providers.base import Lease, LeaseUnreadable, NotSwept, ProviderError
-from tasks.providers.local.cluster import draw_revocations
+from tasks.providers.local.cluster import interrupted_after_s
 from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.processes import end
@@ -87,19 +87,11 @@ def test_a_lease_is_on_the_disk_before_it_takes_its_name(local, monkeypatch):
 
 
 def test_records_without_a_lease_are_kept(tmp_path):
-    for text in ("first", "second"):
-        local = provider(tmp_path, LEASE)
-        record_of(local, text)
-        assert len(local.reap(NOON)) == 1 and local.store.ids() == []
-    kept = (tmp_path / "rejected").glob("one-*/node-0/records/r.json")
-    assert {file.read_text() for file in kept} == {"first", "second"}
-
-
-def test_a_mailbox_that_cannot_be_moved_stays(local, tmp_path):
+    local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     record = record_of(local, "{}")
-    (tmp_path / "rejected").write_text("a file in the way")
-    [sentence] = local.reap(NOON)
-    assert "cannot be moved" in sentence and record.exists()
+    (local.store.directory("two") / "lease.json").unlink()
+    assert len(local.reap(NOON)) == 2
+    assert local.store.ids() == ["one"] and record.exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lease_id": "one"}', "[" * 100_000, ""])
@@ -162,8 +154,7 @@ def test_leases_of_another_home_are_left_alone(tmp_path):
 def test_revocations_follow_the_hazard_and_the_seed():
     spot = replace(offer(), interruptions_per_hour=2.0)
     on_demand = replace(spot, market="on-demand", interruptions_per_hour=0.0)
-    cluster = Cluster.of((4000, spot), (1, on_demand))
-    drawn = draw_revocations(cluster, 7)
-    assert len(drawn) == 4000 and 4000 not in drawn
-    assert sum(drawn.values()) / 4000 == pytest.approx(1800, rel=0.05)
-    assert drawn == draw_revocations(cluster, 7) != draw_revocations(cluster, 8)
+    drawn = [interrupted_after_s(spot, f"7-{number}") for number in range(4000)]
+    assert sum(drawn) / 4000 == pytest.approx(1800, rel=0.05)
+    assert interrupted_after_s(on_demand, "7-0") == math.inf
+    assert drawn[0] == interrupted_after_s(spot, "7-0")
