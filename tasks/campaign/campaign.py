@@ -37,7 +37,7 @@ from ..execution.collect import collect
 from ..execution.data import DataCarrier
 from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
 from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, launch_row, planned_id
+from ..execution.outcomes import AttemptEnd, launch_row
 from ..execution.session import Session
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, nothing_to_buy, with_facts
@@ -353,7 +353,7 @@ def serve_launch(
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
-        run = runs[planned_id(run_id)]
+        run = runs[run_id]
         line = f"{launch.cluster.name}: {run.kind} {run.label} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 

@@ -25,7 +25,7 @@ from models.planner.enumeration import sold_together
 from warehouse import reads
 
 from ..execution.job import Served
-from ..execution.outcomes import Row, planned_id
+from ..execution.outcomes import Row
 from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
 from ..reporting.progress import reporter
@@ -137,14 +137,13 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
     The column `reason` says why a run was not measured, and is empty for measured runs.
     """
     runs, failures = (case.workspace.mart(name) for name in ("runs", "failed_runs"))
-    measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
-    failed = dict(zip(failures["run_id"].map(planned_id), failures["reason"], strict=True))
+    measured = dict(zip(runs["run_id"], runs["step_s"], strict=True))
+    failed = dict(zip(failures["run_id"], failures["reason"], strict=True))
     rows = []
     for launch, served in made:
-        recorded = {planned_id(run_id) for run_id in served.recorded}
         for number, run in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
+            reason = failed.get(run_id, "" if run_id in served.recorded else served.outcome)
             rows.append(
                 {
                     "run_id": run_id,

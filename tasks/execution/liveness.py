@@ -10,7 +10,6 @@ give up   end the launch, and store the reason
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..node.data import FAILED, READY
 from ..node.record import Item
@@ -27,57 +26,48 @@ MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
 _OVERHEAD_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemainingWork:
-    """The runs that a launch still has to measure, and the time that is left for them.
-
-    items: the runs without a record, the current run first.
-    under_way_s: seconds that the current run still needs.
-    host: the node with the rendezvous store of torchrun; None if torchrun is not running.
-    seconds: seconds until the time or money of the refresh is used up.
-    start_up_s: seconds from the request for a new machine until it can measure.
-    no_replacement: why no new machine may be requested; empty if a request is allowed.
-    """
-
-    items: Sequence[Item]
-    under_way_s: float
-    host: int | None
-    seconds: float
-    start_up_s: float
-    no_replacement: str = ""
-
-
 def expected_s(item: Item) -> float:
     """Return the maximum seconds that the run `item` takes if no measurement is repeated."""
     return item.most_s + _OVERHEAD_S
 
 
 def decide(
-    lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
+    lost: frozenset[int],
+    items: Sequence[Item],
+    *,
+    host: int | None,
+    seconds: float,
+    start_up_s: float,
+    no_replacement: str,
+    leaving_s: float | None,
 ) -> tuple[str, str]:
     """Decide how a launch continues after it loses the nodes `lost`, or before it loses them.
 
     Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
 
+    items: the runs without a record, the current run first.
+    host: the node with the rendezvous store of torchrun; None if torchrun is not running.
+    seconds: seconds until the time or money of the refresh is used up.
+    start_up_s: seconds from the request for a new machine until it can measure.
+    no_replacement: why no new machine may be requested; empty if a request is allowed.
     leaving_s: seconds until the first of these nodes ends; None if they have already ended.
     """
-    needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
-    hosts = left.host in lost
-    if not needing and not (hosts and left.items):
+    needing = [item for item in items if not lost.isdisjoint(item.needs)]
+    hosts = host in lost
+    if not needing and not (hosts and items):
         return "go on", "no remaining run needs the machine"
     if leaving_s is not None:
-        if not hosts and lost.isdisjoint(left.items[0].needs):
-            return "go on", "the current run does not need the machine"
-        if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the current run ends before the machine"
+        is_needed = hosts or items[0] in needing
+        if not is_needed or expected_s(items[0]) + MARGIN_S <= leaving_s:
+            return "go on", "the current run ends before the machine, or does not need it"
     shortest_s = min(map(expected_s, needing), default=math.inf)
-    if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
+    if not no_replacement and start_up_s + shortest_s <= seconds:
         return "replace", f"{len(needing)} remaining runs need the machine"
-    if len(needing) < len(left.items):
+    if len(needing) < len(items):
         return "fewer", f"{len(needing)} runs are left out, and the other runs go on"
     if leaving_s is not None:
         return "go on", "no other machine can be used, so the machine is used until it ends"
-    why = left.no_replacement or "too little time or money is left to start another machine"
+    why = no_replacement or "too little time or money is left to start another machine"
     return "give up", f"all remaining runs need the machine, and {why}"
 
 

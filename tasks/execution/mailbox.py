@@ -168,7 +168,7 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Times are seconds since the launch began. If the log cannot be written, no error is raised.
+    Replacements of lost machines have no start-up time. Times are seconds since the launch began. If the log cannot be written, no error is raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -191,7 +191,10 @@ class MachineLog:
                 ready[row["node"]] = self._mailbox.ready_of(row["node"])
         for node, moment in ready.items():
             # the wait for the slowest machine does not count as start-up time
-            self.replaced(node, startup_s - max(ready.values()) + moment)
+            row = self._newest(node)
+            seconds = startup_s - row["from_s"] - max(ready.values()) + moment
+            row["startup_s"] = seconds if seconds > 0 else None
+        self.write()
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
         """Log that machine `node` was lost `after_s` seconds after the launch began.
@@ -212,16 +215,6 @@ class MachineLog:
         # a silent machine was not logged as lost before
         self.lost(node, after_s, interrupted=False)
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
-        self.write()
-
-    def replaced(self, node: int, at_s: float) -> None:
-        """Log that the newest machine with the index `node` is ready to measure.
-
-        at_s: seconds from the start of the launch until the machine was ready.
-        """
-        row = self._newest(node)
-        startup_s = at_s - row["from_s"]
-        row["startup_s"] = startup_s if startup_s > 0 else None
         self.write()
 
     def _newest(self, node: int) -> Row:

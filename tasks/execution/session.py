@@ -19,9 +19,9 @@ from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
 from ..providers.base import ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
-from .liveness import MOST_REPLACEMENTS, Machines, RemainingWork, decide, expected_s, is_late
+from .liveness import MOST_REPLACEMENTS, Machines, decide, is_late
 from .mailbox import MachineLog, Mailbox
-from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, planned_id, retry_id, run_row
+from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
@@ -62,7 +62,6 @@ class Session:
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.joining: set[int] = set()  # nodes whose replacement has not started to measure
         self.run_setups = with_acquired(job.run_setups, job.items, running)
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
@@ -133,13 +132,15 @@ class Session:
             if why := lacking.get(spec.digest) or lacking.get(spec.data_digest):
                 self.served.lacked_data[spec.name] = why
 
-    def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write the next attempt's plan to the mailbox, and return the plan.
-
-        items: the attempt's runs.
-        more: additional fields of `Plan`.
-        """
+    def plan(self, items: Sequence[Item]) -> Plan:
+        """Write the plan of the next attempt, which measures `items`, and return the plan."""
         self.attempts += 1
+        used = {node for item in items for node in item.nodes}
+        nodes = [node for node in self.machines.here if node in used]
+        checkpoints = ""
+        if items and items[0].kind == ELASTIC:
+            assert self.running.checkpoints is not None  # checked by job_of
+            checkpoints = str(self.running.checkpoints / items[0].run_id)
         names = {item.workload for item in items}
         workloads = [spec for spec, _ in self.job.files if spec.name in names]
         compiled = any(Mode(switches=item.switches).compiled for item in items)
@@ -153,27 +154,36 @@ class Session:
             items=list(items),
             timeout_s=Plan.timeout_s + COMPILE_S * compiled,
             prepare_s=INSTALL_S * installs,
-            **more,
+            join_s=max(60.0, self.running.ready_within_s / 2),
+            # may be spent by the first attempt
+            patience_s=self.job.patience_s if self.attempts == 1 else 0.0,
+            ranks=nodes if len(nodes) < self.mailbox.nodes else [],
+            pairs=links_matter(items, self.running.addresses),
+            checkpoints=checkpoints,
         )
         self.mailbox.put_plan(plan)
         return plan
 
-    def remaining_work(
-        self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
-    ) -> RemainingWork:
-        """Return the runs that are left in the launch, and the time that is left for them.
+    def decide(
+        self,
+        lost: frozenset[int],
+        items: Sequence[Item],
+        *,
+        host: int | None = None,
+        leaving_s: float | None = None,
+    ) -> tuple[str, str]:
+        """Decide how to continue after the loss of the nodes `lost`, as `liveness.decide` does.
 
         items: the runs that this start of torchrun still has to do. Runs of later starts are added.
-        under_way_s: seconds that the first run in `items` still needs.
-        host: the node with the rendezvous store of torchrun; None if torchrun is not running.
         """
         if self.replaced >= MOST_REPLACEMENTS:
             self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
         later = self._without({item.run_id for item in items} | self.mailbox.recorded())
-        return RemainingWork(
-            items=[*items, *later],
-            under_way_s=under_way_s,
+        return decide(
+            lost,
+            [*items, *later],
             host=host,
+            leaving_s=leaving_s,
             seconds=self.machines.stop_at - self.clock.monotonic(),
             start_up_s=self.start_up_s,
             no_replacement=self.no_replacement,
@@ -189,15 +199,16 @@ class Session:
         lost = frozenset(ended.nodes)
         self._forget(lost)
         self.remaining = self._without(self.mailbox.recorded())
-        decision = decide(lost, self.remaining_work(self.remaining))
+        decision = self.decide(lost, self.remaining)
         if decision[0] == "replace":
             needed = {node for item in self.remaining for node in item.needs}
             if not all(self._replace(node) for node in sorted(lost & needed)):
-                decision = decide(lost, self.remaining_work(self.remaining))
+                decision = self.decide(lost, self.remaining)
         if decision[0] != "give up":
-            self._add_row(ended)
-            self._retry(ended.culprit)
             self.remaining = self._possible(self.remaining)
+            if ended.culprit in {item.run_id for item in self.remaining}:
+                ended = replace(ended, culprit="")  # the run is measured in the next attempt
+            self._add_row(ended)
         return decision
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
@@ -213,14 +224,6 @@ class Session:
         for node in ended.nodes:
             if self.replaced < MOST_ELASTIC_REPLACEMENTS:
                 self._replace(node)
-
-    def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Log that the machine that replaced `node` is ready to measure.
-
-        waited_s: seconds since the machine became ready. They do not count as start-up time.
-        """
-        self.joining.discard(node)
-        self.log.replaced(node, self.laps.passed_s - waited_s)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
@@ -246,7 +249,6 @@ class Session:
     def _forget(self, lost: frozenset[int]) -> None:
         """Mark the nodes `lost` as gone, and log when they were lost."""
         self.machines.drop(lost)
-        self.joining -= lost
         for node in lost:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
@@ -272,14 +274,15 @@ class Session:
 
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt with the runs that can be measured now, and return how it ended."""
-        for node in self.joining & set(self.machines.here):
-            waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
-            self.at_work(node, max(0.0, waited_s))
         items = self._runnable()
         keys = [self._process_key(item) for item in items]
         key = () if () in keys else keys[0]  # plain workloads first
-        self.attempt = _Attempt(self, [item for item in items if self._process_key(item) == key])
-        ended = self.attempt.run()
+        plan = self.plan([item for item in items if self._process_key(item) == key])
+        self.attempt = _Attempt(self, plan)
+        try:
+            ended = self.attempt.run()
+        finally:
+            self.laps.lap("measure" if self.attempt.is_measuring else "launch torchrun")
         if ended.how == "lost" and not ended.culprit:
             ended = replace(ended, culprit=self.attempt.under_way())
         self.attempt.is_measuring = False
@@ -288,7 +291,7 @@ class Session:
     def _process_key(self, item: Item) -> tuple[Any, ...]:
         """Return a key that is equal for runs that one execution of torchrun can measure."""
         if item.kind == ELASTIC:
-            return (planned_id(item.run_id),)
+            return (item.run_id,)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
         return next((spec.process_key for spec in specs), ())
 
@@ -321,19 +324,10 @@ class Session:
         self.replaced += 1
         self.machines.gone.discard(node)
         self.machines.awaited.add(node)
-        self.joining.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
         self.run_setups = with_acquired(self.run_setups, self.remaining, self.running)
         self.mailbox.put_setups(self.run_setups)
         return True
-
-    def _retry(self, run_id: str) -> None:
-        """Give the interrupted run a new id for its next try, if the run is in `remaining`."""
-        for place, item in enumerate(self.remaining):
-            if item.run_id == run_id:
-                self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
-                self.run_setups[again.run_id] = self.run_setups[run_id]
-                self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row to `served.rows` that says how the run `ended.culprit` ended.
@@ -352,49 +346,27 @@ class Session:
 
 
 class _Attempt:
-    """One execution of torchrun, which measures the runs `items` on the machines they need.
+    """One execution of torchrun, which measures the runs of `plan` on the machines they need.
 
     An elastic run measures the cost of losing a machine, and is the only run of its attempt.
     """
 
-    def __init__(self, session: Session, items: Sequence[Item]) -> None:
-        self.session, self.items = session, items
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self.plan, self.items = session, plan, plan.items
         self.machines, self.running = session.machines, session.running
         self.mailbox, self.clock = session.mailbox, session.clock
-        self.elastic = items[0].kind == ELASTIC
-        used = {node for item in items for node in item.nodes}
-        self.nodes = [node for node in self.machines.here if node in used]
-        self.host, self.number = self.nodes[0], 0
+        self.elastic = plan.elastic is not None
+        self.nodes = list(plan.rank_counts)
+        self.armed: set[int] = set()  # nodes whose workers have joined the process group
         self.is_measuring = False
         self.lose_at = math.inf
-        self._at, self._since = "", 0.0
-
-    def run(self) -> AttemptEnd:
-        """Run until the last record is written or the attempt ends early. Return how it ended."""
-        first, checkpoints = self.session.attempts == 0, ""
-        if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
-            assert self.running.checkpoints is not None  # checked by job_of
-            checkpoints = str(self.running.checkpoints / planned_id(self.items[0].run_id))
-        plan = self.session.plan(
-            self.items,
-            join_s=max(60.0, self.running.ready_within_s / 2),
-            patience_s=self.session.job.patience_s if first else 0.0,  # may be spent by then
-            ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
-            pairs=links_matter(self.items, self.running.addresses),
-            checkpoints=checkpoints,
-        )
-        self.number, self.host = plan.attempt, plan.host
-        try:
-            return self._until_ended(plan)
-        finally:
-            self.session.laps.lap("measure" if self.is_measuring else "launch torchrun")
 
     def under_way(self) -> str:
         """Return the id of the current run; "" if no run has started or every run has a record.
 
         If no machine reports a current run, the first run without a record is returned.
         """
-        reported = self.mailbox.under_way(self.number)
+        reported = self.mailbox.under_way(self.plan.attempt)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
         return found[0].run_id if found and self.is_measuring else ""
 
@@ -403,22 +375,23 @@ class _Attempt:
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
-    def _until_ended(self, plan: Plan) -> AttemptEnd:
+    def run(self) -> AttemptEnd:
         """Poll the machines and their files until this attempt ends. Return how it ended."""
-        within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
+        within_s = max(ARMED_WITHIN_S, self.plan.meet_s + 30.0)
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
         while missing := self._missing():
             here = {node for node in self.nodes if node not in self.machines.gone}
             if ended := self._loss(missing) or self.machines.out_of_time():
                 return ended
-            armed, now = self.mailbox.armed(self.number), self.clock.monotonic()
+            armed, now = self.mailbox.armed(self.plan.attempt), self.clock.monotonic()
             if not self.is_measuring and armed >= here:
-                self._go(plan)
-            finished = self.mailbox.finished(self.number)
+                self._go()
+            finished = self.mailbox.finished(self.plan.attempt)
             # in an elastic run, torchrun's result counts only on the host of the rendezvous store
             if self.elastic and self.is_measuring:
-                finished, here = [end for end in finished if end["node"] == self.host], {self.host}
+                here = {self.plan.host}
+                finished = [end for end in finished if end["node"] in here]
             if any(end.get("exit_code") != 0 for end in finished):
                 failed_at = min(failed_at, now)
             lost_peers = all_lost_a_peer(finished)
@@ -436,18 +409,18 @@ class _Attempt:
             self.clock.sleep(POLL_S)
         return AttemptEnd(how="finished")
 
-    def _go(self, plan: Plan) -> None:
+    def _go(self) -> None:
         """Let the waiting workers start, in the fastest rank order."""
-        session, self.is_measuring = self.session, True
+        session, plan, self.is_measuring = self.session, self.plan, True
         session.laps.lap("launch torchrun")
-        if self.number == 1:
-            session.log.at_work(sum(session.served.seconds.values()))
+        if plan.attempt == 1:
+            session.log.at_work(session.laps.passed_s)
         self.running.settle()
         order: tuple[Sequence[int], str] = ((), "")
         if plan.pairs:
-            pairs = self.mailbox.pairs(self.number, self.host)
+            pairs = self.mailbox.pairs(plan.attempt, plan.host)
             order = sending_order(pairs, self.nodes, self.items)
-        self.mailbox.go(self.number, *order)
+        self.mailbox.go(plan.attempt, *order)
         lose_after_s = session.job.lose_after_s.get(self.items[0].run_id, math.inf)
         self.lose_at = self.clock.monotonic() + lose_after_s
 
@@ -455,7 +428,7 @@ class _Attempt:
         """Report the current run to the user, and stop a machine if an elastic run requires it.
 
         An elastic run measures the cost of losing a machine. The machine with the highest rank is
-        stopped at the planned time. Replacements that have joined the run are logged.
+        stopped at the planned time.
 
         armed: the nodes whose workers have joined the process group.
         """
@@ -467,9 +440,9 @@ class _Attempt:
             self.lose_at = math.inf
             self.running.revoke(self.nodes[-1])
         self.machines.all_here()
-        for node in session.joining & armed:
-            session.at_work(node)
-            self.running.settle()  # applies the CPU share of the new machine
+        if not armed <= self.armed:  # a replacement has joined the run
+            self.running.settle()  # applies its CPU share
+        self.armed = armed
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
         """Return how a loss or interruption notice ends the attempt; None if the attempt goes on.
@@ -478,35 +451,18 @@ class _Attempt:
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
-            needed = {self.host, *(node for item in missing for node in item.needs)}
+            needed = {self.plan.host, *(node for item in missing for node in item.needs)}
             if not (lost.nodes and self.is_measuring) or not needed.isdisjoint(lost.nodes):
                 return lost
             if self.elastic:
                 session.lose_meanwhile(missing[0].run_id, lost)
             else:
-                how, _ = session.handle_loss(lost)
-                if how == "give up":  # the items of this attempt can still be measured
-                    session._add_row(lost)
-                    session.remaining = session._possible(session.remaining)
+                session.handle_loss(lost)
         going, leaving_s = self.machines.leaving()
         if not going or self.elastic:
             return None
-        left = session.remaining_work(missing, self._needs_s(missing[0]), self.host)
-        if decide(going, left, leaving_s)[0] == "go on":
+        how, _ = session.decide(going, missing, host=self.plan.host, leaving_s=leaving_s)
+        if how == "go on":
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
-
-    def _needs_s(self, item: Item) -> float:
-        """Return the estimated seconds that the current run, `item`, still needs.
-
-        A run that exceeds its estimate may be repeating a disturbed measurement. The result is then
-        the time of a repetition, but at most the rest of the job's `patience_s`.
-        """
-        now = self.clock.monotonic()
-        if item.run_id != self._at:
-            self._at, self._since = item.run_id, now
-        late_s = now - self._since - expected_s(item)
-        if late_s < 0:
-            return -late_s
-        return max(0.0, min(expected_s(item), self.session.job.patience_s - late_s))

@@ -1,24 +1,21 @@
 """A launch that loses machines replaces or leaves out only what it must, within time and money."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.execution.liveness import RemainingWork, decide
+from tasks.execution.liveness import decide
 from tasks.node.record import Item
 
 BOTH, FIRST, SECOND = (
     Item(run_id="run", kind="train", nodes=nodes) for nodes in ([0, 1], [0], [1])
 )
-LEFT = RemainingWork(items=[BOTH], under_way_s=10.0, host=None, seconds=600.0, start_up_s=100.0)
+LEFT = {"items": [BOTH], "host": None, "seconds": 600.0, "start_up_s": 100.0, "no_replacement": ""}
 NONE = {"no_replacement": "none is to be had"}
 
 
 def how(leaving_s=None, **changes):
-    left = replace(LEFT, **changes)  # type: ignore[arg-type]
-    return decide(frozenset({1}), left, leaving_s)[0]
+    return decide(frozenset({1}), leaving_s=leaving_s, **LEFT | changes)[0]
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,9 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path):
 
 def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(tmp_path):
     lost = (sells_one, *GOES, at("b"), becomes(1, TAKEN))
-    found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
-    assert found.rows == [f"b interrupted {GONE}"] and set(found.setups) == {"b", "b-again-2"}
-    assert (found.served.recorded, found.cluster.replaced) == ({"b-again-2"}, [1])
+    found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b"))
+    assert found.rows == [f"r-00-launch interrupted {GONE}"]
+    assert (found.served.recorded, found.cluster.replaced) == ({"b"}, [1])
     assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
 
 
@@ -336,7 +336,7 @@ def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_
 ):
     lost = launch(tmp_path / "a", ELASTIC, *begins(0))
     assert lost.rows[0].startswith("e interrupted ") and len(lost.rows) == 1
-    again = begins(0, new(0), *waits(3), armed(3), reported("e-again-2"))
+    again = begins(0, new(0), *waits(3), armed(3), reported("e"))
     seen = launch(tmp_path / "b", ELASTIC, sells_one, *again)
-    assert seen.served.outcome.startswith("finished") and "e-again-2" in seen.served.recorded
+    assert seen.served.outcome.startswith("finished") and "e" in seen.served.recorded
     assert seen.plan["checkpoints"].endswith("checkpoints/e")
