@@ -21,7 +21,7 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 
 from ..execution.claims import of_others
 from ..execution.data import DataPlan, fetch_s
-from ..execution.job import START_UP_S, Served, workload_names
+from ..execution.job import Served, workload_names
 from ..execution.liveness import MOST_REPLACEMENTS
 from ..execution.record_loader import Collected
 from ..market.offers import current_offers
@@ -33,6 +33,7 @@ from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
+START_UP_S = 150.0  # seconds in a deadline for the start of local hosts and of torchrun
 # Usual and minimum seconds for start-up in a deadline on EC2. Machines may take ten minutes to
 # report, and torchrun two more minutes. With a deadline below the minimum for start-up and
 # installation, machines would end before they measure anything.
@@ -43,7 +44,6 @@ LEAST_INSTALL_S = INSTALL_S / 5
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 PRICES_LAST = timedelta(days=180)  # a launch is refused if its prices are older
 _WARNED = 0.8  # the user is warned if more than this share of the month's dollars is used
-REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # seconds that machines are billed after the request to end them
 
 
@@ -346,19 +346,15 @@ class Tally:
         left_s = self.left_usd / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
-    def add(
-        self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None
-    ) -> None:
+    def add(self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster) -> None:
         """Add the results of one launch to the tally.
 
         served, collected: the results of the launch, and of loading its records.
         load_s: the seconds that loading took.
-        cluster: the launched cluster. If it was unavailable or lacked devices, it is added to
-            `refused`.
+        cluster: the launched cluster. If it was unavailable, it is added to `refused`.
         """
         self.launches += 1
-        refused = served.outcome.startswith(REFUSED) and not served.over_cap
-        if cluster is not None and (served.lacked_devices or refused):
+        if served.unavailable:
             self.refused.append(cluster)
         self.lacking |= served.lacked_data
         self.usd += collected.usd

@@ -3,7 +3,6 @@
 A campaign is the launches of one refresh.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +39,7 @@ from ..execution.mailbox import WorkloadChanged
 from ..execution.outcomes import AttemptEnd, launch_row
 from ..execution.session import Session
 from ..market.job_conditions import experience_of
-from ..market.offers import current_offers, nothing_to_buy, with_facts
+from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
 from ..providers.base import NoCapacity, Provider, ProviderError
@@ -71,7 +70,7 @@ def shop(
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
-    workloads = with_facts(workspace.measurable, frames["workloads"])
+    workloads = [with_facts(one, frames["workloads"]) for one in workspace.measurable]
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
@@ -281,11 +280,14 @@ def outdating(workspace: Workspace) -> str:
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now; print a note if nothing is for sale."""
-    provider = workspace.provider.name
+    provider, market = workspace.provider.name, workspace.settings.campaign.market
     frames = reads.training_frames(workspace.warehouse, provider)
     champion = load_champion(workspace.home, provider)
-    if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
-        reporter().say(nothing)
+    if not any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
+        reporter().say(
+            f"no instance type has a {market} price, so nothing can be measured: see `srift"
+            " offers`, or set `market` under [campaign] in srift.toml"
+        )
     return shop(workspace, offers, _of_today(frames, workspace.measurable), champion, tally)
 
 
@@ -323,30 +325,30 @@ def serve_launch(
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.data |= {plan.name: plan for plan in plans}
+    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     job = job_of(
         launch,
         workspace.settings,
         lease_id=lease_id,
-        seed=zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode()),
-        deadline_s=2 * launch.est_s,
+        deadline_s=allowed.deadline_s,
         data={plan.name: plan.place for plan in plans},
     )
-    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
-        # no outcome: a refusal by a cap does not mean that the cluster is unavailable
-        served = Served(lease_id=lease_id, outcome="", over_cap=True)
-        return _not_served(served, job, "refused", allowed.refusal)
+        return _not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
     tally.usd += sum(plan.upload_usd for plan in plans)
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
     lacking = {plan.name: plan.problem for plan in plans if plan.problem}
     tally.lacking |= lacking
-    job = without_data(job, lacking)
-    if lacking and not job.items:
+    for name, why in lacking.items():
+        reporter().say(f"{name} is not measured: {why}")
+    items = tuple(item for item in job.items if item.workload not in lacking)
+    if lacking and not items:
         return Served(lease_id=lease_id, outcome="failed: no data")
     job = replace(
         job,
-        deadline_s=allowed.deadline_s,
+        items=items,
+        files=[(spec, source) for spec, source in job.files if spec.name not in lacking],
         patience_s=patience_s(workspace, launch, tally, allowed.deadline_s),
         download_usd=sum(plan.download_usd for plan in plans),
     )
@@ -364,18 +366,6 @@ def serve_launch(
         with suppress(Exception):
             collect(workspace, datetime.now(UTC))
         raise
-
-
-def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`, and print the reasons.
-
-    lacking: {workload: the reason why its data are missing}.
-    """
-    for name, why in lacking.items():
-        reporter().say(f"{name} is not measured: {why}")
-    files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
-    items = tuple(item for item in job.items if item.workload not in lacking)
-    return replace(job, items=items, files=files)
 
 
 def serve(
@@ -412,6 +402,7 @@ def serve(
             finally:
                 session.finish()
     except NoCapacity as error:
+        served.unavailable = True
         _not_served(served, job, "refused", str(error))
     except ProviderError as error:
         _not_served(served, job, "failed", str(error))

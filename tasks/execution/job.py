@@ -2,6 +2,7 @@
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -73,24 +74,23 @@ class Served:
 
     mailbox: the folder with the files that machines wrote; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
-    lacked_devices: True if a machine lacked the devices that it must have.
+    unavailable: True if the provider could not supply the cluster, or if a machine lacked the
+        devices that it must have.
     recorded: ids of the runs with a record from a machine.
     usd: cost of the machines in dollars; None if unknown.
     rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
-    over_cap: True if a dollar cap forbade the launch before a machine was requested.
     lacked_data: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     lease_id: str
     mailbox: Path | None = None
     outcome: str = ""
-    lacked_devices: bool = False
+    unavailable: bool = False
     recorded: set[str] = field(default_factory=set)
     usd: float | None = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    over_cap: bool = False
     lacked_data: dict[str, str] = field(default_factory=dict)
 
 
@@ -169,22 +169,16 @@ def with_acquired(
     return found
 
 
-# Seconds for the start of hosts and torchrun, in addition to the seconds of the runs.
-START_UP_S = 150.0
-
-
 def job_of(
     launch: PlannedLaunch,
     settings: Settings,
     *,
     lease_id: str,
-    seed: int,
     deadline_s: float,
     data: Mapping[str, str],
 ) -> Job:
     """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
-    deadline_s: seconds that the runs may take. The job's deadline also includes START_UP_S seconds.
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises:
@@ -193,6 +187,7 @@ def job_of(
             stops a machine on purpose, is on EC2 or has a first host with spot interruptions.
     """
     cluster = launch.cluster
+    seed = zlib.crc32(f"{settings.campaign.seed}/{lease_id}".encode())
     simulated = not spends_money(cluster.members[0].instance_type.provider)
     expected = expected_devices(cluster, emulated=_emulated(settings))
     files = []
@@ -227,7 +222,7 @@ def job_of(
         run_setups=run_setups,
         files=files,
         seed=seed,
-        deadline_s=deadline_s + START_UP_S,
+        deadline_s=deadline_s,
         lose_after_s=lose_after_s,
     )
 

@@ -241,7 +241,7 @@ class Session:
         if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
             self._add_row(ended)
         self.machines.gone.update(ended.nodes)  # machines without the devices they were bought with
-        self.served.lacked_devices |= bool(ended.nodes)
+        self.served.unavailable |= bool(ended.nodes)
         self.remaining = self._possible(self._without({ended.culprit}))
         if last:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]

@@ -229,4 +229,4 @@ def _imported(workspace: Workspace, name: str) -> Workload:
         global_batch_most=0,
         goals=(),
     )
-    return with_facts([workload], facts)[0]
+    return with_facts(workload, facts)

@@ -45,8 +45,8 @@ def tally(cap_usd=1.0, seconds=1000.0):
 
 def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     conv, lm = here.workloads
-    sparse = [replace(conv, modes=(Mode(), SPARSE)), lm]
-    monkeypatch.setattr(campaign, "with_facts", lambda *_: sparse)
+    sparse = {"conv": replace(conv, modes=(Mode(), SPARSE)), "lm": lm}
+    monkeypatch.setattr(campaign, "with_facts", lambda one, _: sparse[one.name])
     launch = shop(here)[0]
     assert [(item.kind, item.mode, item.seed) for item in launch.items] == [
         ("learn", mode, seed) for mode in (Mode(), SPARSE) for seed in (1, 2)
@@ -165,7 +165,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
     for launch in campaign.within(here, None, spent):  # acquiring a machine would raise
         needing = replace(launch, items=tuple(item for item in launch.items if item.workload))
         served.append(campaign.serve_launch(here, needing, "r-00", spent))
-        spent.add(served[-1], Collected(), load_s=0.0)
+        spent.add(served[-1], Collected(), load_s=0.0, cluster=launch.cluster)
     assert [one.mailbox for one in served] == [None] and set(spent.lacking) == {"conv"}
 
 
@@ -175,8 +175,7 @@ def bought(here, monkeypatch, refuse):
     spent, launches = tally(0.004), []
     for launch in campaign.within(here, None, spent):
         launches.append(launch)
-        outcome = "refused: no capacity" if refuse(launch) else "finished"
-        served = Served(lease_id="r-00", outcome=outcome)
+        served = Served(lease_id="r-00", unavailable=refuse(launch))
         spent.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
     return launches
 

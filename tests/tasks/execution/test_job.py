@@ -7,7 +7,7 @@ import pytest
 from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.execution.job import START_UP_S, expected_devices, job_of
+from tasks.execution.job import expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError
@@ -33,7 +33,7 @@ def made(settings, kind="train"):
     probe = PlannedRun(kind="probe", nodes=(0, 3), message_bytes=(4096,), est_s=1.0)
     items = (replace(train, accumulation_steps=2), profile, probe)
     launch = PlannedLaunch(cluster=cluster, items=items, est_s=9.0, est_usd=0.1, reason="")
-    return job_of(launch, settings, lease_id="L", seed=5, deadline_s=60.0, data={})
+    return job_of(launch, settings, lease_id="L", deadline_s=60.0, data={})
 
 
 def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings):
@@ -41,9 +41,9 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings)
     train, profile, probe = job.items
     assert [item.run_id for item in job.items] == ["L-000", "L-001", "L-002"]
     assert (train.nodes, train.batches, train.accumulation_steps) == ([0, 1, 2], [32, 8, 8], 2)
-    assert (profile.workload, profile.nodes, profile.seed) == ("lm", [1], 5)
+    assert (profile.workload, profile.nodes, profile.seed) == ("lm", [1], job.seed)
     assert (probe.workload, probe.nodes, probe.message_bytes) == ("", [0, 3], [4096])
-    assert job.deadline_s == 60.0 + START_UP_S and job.expected == (HOST,) * 4
+    assert job.expected == (HOST,) * 4
 
 
 def test_setups_describe_the_machines_that_take_part(settings):

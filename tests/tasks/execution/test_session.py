@@ -250,7 +250,7 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_p
     rest = (first("armed-2.json"), reported("s", "t"))
     seen = launch(tmp_path, job("bst"), ready, failed("b"), *lacking, *rest)
     assert (seen.plan["attempt"], seen.plan["ranks"], seen.runs) == (2, [0], "st")
-    assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
+    assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.unavailable
 
 
 @pytest.mark.parametrize("got_usd, measured", [(3.6, 1), (36.0, 0)])
