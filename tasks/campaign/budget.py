@@ -22,8 +22,8 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 from ..execution.claims import of_others
 from ..execution.data import DataPlan, fetch_s
 from ..execution.job import Served, workload_names
-from ..execution.liveness import MOST_REPLACEMENTS
 from ..execution.record_loader import Collected
+from ..execution.session import MOST_REPLACEMENTS
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable, ProviderError

@@ -19,7 +19,7 @@ from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
 from ..providers.base import ProviderError, RunningCluster
 from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
-from .liveness import MOST_REPLACEMENTS, Machines, decide, is_late
+from .liveness import Machines, is_late
 from .mailbox import MachineLog, Mailbox
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
@@ -28,8 +28,18 @@ COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each othe
 MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines do not count
 ARMED_WITHIN_S = 90.0  # time limit for the workers of an attempt to join their process group
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
-MOST_ELASTIC_REPLACEMENTS = 20  # per launch
+# Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
+MOST_REPLACEMENTS, MOST_ELASTIC_REPLACEMENTS = 3, 20
+MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
+# Seconds of a run besides its timed steps: for building the model, for warm-up steps, and for
+# agreement between the ranks.
+_OVERHEAD_S = 5.0
 LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
+
+
+def expected_s(item: Item) -> float:
+    """Return the maximum seconds that the run `item` takes if no measurement is repeated."""
+    return item.most_s + _OVERHEAD_S
 
 
 class Session:
@@ -67,7 +77,6 @@ class Session:
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
         self.faults: Counter[Any] = Counter()  # by process key
-        self.no_replacement = ""
         # an estimate until the first start is measured
         self.start_up_s = running.ready_within_s / 2
 
@@ -96,12 +105,8 @@ class Session:
                 self.lose(ended)
                 return
             if ended.how == "lost":
-                how, reason = self.handle_loss(ended)
-                if how == "give up":
-                    self.lose(replace(ended, reason=f"{ended.reason}; {reason}"))
-                    return
-                losses.append(f"{ended.reason}: {reason}")
-                ended = AttemptEnd(how="finished")
+                losses.append(self.handle_loss(ended))
+                ended = AttemptEnd(how="lost")
             elif ended.how == "failed":
                 self._handle_fault(ended)
             self.served.outcome = "; ".join([str(ended), *losses])
@@ -164,52 +169,33 @@ class Session:
         self.mailbox.put_plan(plan)
         return plan
 
-    def decide(
-        self,
-        lost: frozenset[int],
-        items: Sequence[Item],
-        *,
-        host: int | None = None,
-        leaving_s: float | None = None,
-    ) -> tuple[str, str]:
-        """Decide how to continue after the loss of the nodes `lost`, as `liveness.decide` does.
+    def handle_loss(self, ended: AttemptEnd) -> str:
+        """Request other machines for the runs that need `ended.nodes`, and return what happened.
 
-        items: the runs that this start of torchrun still has to do. Runs of later starts are added.
-        """
-        if self.replaced >= MOST_REPLACEMENTS:
-            self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
-        later = self._without({item.run_id for item in items} | self.mailbox.recorded())
-        return decide(
-            lost,
-            [*items, *later],
-            host=host,
-            leaving_s=leaving_s,
-            seconds=self.machines.stop_at - self.clock.monotonic(),
-            start_up_s=self.start_up_s,
-            no_replacement=self.no_replacement,
-        )
-
-    def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide how to continue after the loss of `ended.nodes`, and request replacements.
-
-        Returns the decision and its reason, as `decide` does. Unless the decision is "give up",
-        `served.rows` gets a row for the loss, and runs that can no longer be measured are removed
-        from `remaining`.
+        Adds a row for the loss to `served.rows`, and removes runs that can no longer be measured
+        from `remaining`. Too little time may be left to start another machine.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
         self.remaining = self._without(self.mailbox.recorded())
-        decision = self.decide(lost, self.remaining)
-        if decision[0] == "replace":
-            needed = {node for item in self.remaining for node in item.needs}
-            if not all(self._replace(node) for node in sorted(lost & needed)):
-                decision = self.decide(lost, self.remaining)
-        if decision[0] != "give up":
-            self.remaining = self._possible(self.remaining)
-            if ended.culprit in {item.run_id for item in self.remaining}:
-                ended = replace(ended, culprit="")  # the run is measured in the next attempt
-            self._add_row(ended)
-        return decision
+        needing = [item for item in self.remaining if not lost.isdisjoint(item.needs)]
+        shortest_s = min(map(expected_s, needing), default=0.0)
+        why = ""
+        if self.replaced >= MOST_REPLACEMENTS:
+            why = f"{MOST_REPLACEMENTS} machines were replaced already"
+        elif self.clock.monotonic() + self.start_up_s + shortest_s > self.machines.stop_at:
+            why = "too little time or money is left to start another machine"
+        for node in sorted(lost & {node for item in needing for node in item.needs}):
+            why = why or self._replace(node)
+        possible = self._possible(self.remaining)
+        if self.remaining and not possible:
+            why = f"{ended.reason}; all remaining runs need the machine, and {why}"
+            ended = replace(ended, reason=why)
+        if ended.culprit in {item.run_id for item in possible}:
+            ended = replace(ended, culprit="")  # the run is measured in the next attempt
+        self.remaining = possible
+        self._add_row(ended)
+        return ended.reason
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
@@ -308,26 +294,21 @@ class Session:
         """Return the remaining runs, except those in `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
-    def _replace(self, node: int) -> bool:
-        """Request another machine to replace `node`. Return True if the request was granted.
-
-        A refusal sets `no_replacement` to the reason.
-        """
+    def _replace(self, node: int) -> str:
+        """Request another machine to replace `node`. Return why it was refused, or ""."""
         requested_s = self.laps.passed_s
         try:
             if not self.running.replace(node):
-                self.no_replacement = "no other machine is available"
-                return False
+                return "no other machine is available"
         except ProviderError as error:
-            self.no_replacement = f"no other machine could be requested: {error}"
-            return False
+            return f"no other machine could be requested: {error}"
         self.replaced += 1
         self.machines.gone.discard(node)
         self.machines.awaited.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
         self.run_setups = with_acquired(self.run_setups, self.remaining, self.running)
         self.mailbox.put_setups(self.run_setups)
-        return True
+        return ""
 
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row to `served.rows` that says how the run `ended.culprit` ended.
@@ -459,10 +440,9 @@ class _Attempt:
             else:
                 session.handle_loss(lost)
         going, leaving_s = self.machines.leaving()
-        if not going or self.elastic:
-            return None
-        how, _ = session.decide(going, missing, host=self.plan.host, leaving_s=leaving_s)
-        if how == "go on":
+        is_needed = self.plan.host in going or not going.isdisjoint(missing[0].needs)
+        ends_before = expected_s(missing[0]) + MARGIN_S <= leaving_s
+        if self.elastic or not is_needed or ends_before:
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))

@@ -245,6 +245,13 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
     assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
 
 
+def test_no_machine_is_requested_without_need_or_time(tmp_path):
+    idle = (sells_one, *GOES, reported("s"), becomes(1, TAKEN), reported("t"))
+    assert launch(tmp_path / "a", job("st"), *idle).cluster.replaced == []
+    late = launch(tmp_path / "b", job("b"), sells_one, *GOES, becomes(1, TAKEN), stop_at=10.0)
+    assert late.cluster.replaced == [] and "too little time" in late.rows[0]
+
+
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_path):
     lacking = (finished(1, 1, **NO_DEVICE), finished(1, 0, **LOST_PEER))
     rest = (first("armed-2.json"), reported("s", "t"))
