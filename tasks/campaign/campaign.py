@@ -247,13 +247,12 @@ def _model(
         found = planner.plan(workload, supply, model, seed=SEED)
         if found.ranked:
             choice_set[workload.name] = contending(model, workload, found, conditions)
-    fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
         joint=model.joint,
         workloads=measured & {(one.name, mode) for one in met for mode in one.modes},
         types=frozenset(offer.instance_type.name for offer in known),
-        fresh=valid_runs(fresh),
+        fresh=valid_runs(runs[~runs["run_id"].isin(model.trained_on)]),
         predict=model.predict,
     )
 
@@ -303,13 +302,12 @@ def _of_today(
     workloads: the definitions in srift.toml.
     """
     noted = frames["workloads"]
-    digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
+    digests = dict(zip(noted["workload"], noted["digest"], strict=True))
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
-    kept = dict(frames)
-    for name in ("runs", "profiles"):
-        if "workload" in frames[name]:
-            kept[name] = frames[name][~frames[name]["workload"].isin(changed)]
-    return kept
+    kept = {
+        name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")
+    }
+    return {**frames, **kept}
 
 
 def serve_launch(

@@ -165,7 +165,7 @@ def _predicted(case: Case, run: PlannedRun) -> Row:
     The keys are column names, such as `predicted_step_s`. The values are None for profiles and for
     runs that the model cannot predict.
     """
-    known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
+    known = _known(case).issuperset(run.members)
     found: Row = dict.fromkeys(_STEP)
     if case.model is not None and run.kind == "train" and known:
         found = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]

@@ -183,17 +183,16 @@ def job_of(
 
     Raises:
         SettingsError: if a workload's code cannot be sent to machines. Also if [ec2] emulated is
-            set but AWS_ENDPOINT_URL does not name this computer. Also if an elastic run, which
-            stops a machine on purpose, is on EC2 or has a first host with spot interruptions.
+            set but AWS_ENDPOINT_URL does not name this computer.
     """
     cluster = launch.cluster
     seed = zlib.crc32(f"{settings.campaign.seed}/{lease_id}".encode())
-    simulated = not spends_money(cluster.members[0].instance_type.provider)
+    local = not spends_money(cluster.members[0].instance_type.provider)
     expected = expected_devices(cluster, emulated=_emulated(settings))
     files = []
     for name in workload_names(launch):
         spec, source = settings.travelling(name)
-        if simulated and spec.requirements:  # local machines share this disk
+        if local and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
         files.append((replace(spec, data=data.get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
@@ -202,13 +201,6 @@ def job_of(
         item = _item(wanted, f"{lease_id}-{number:03d}", seed)
         items.append(item)
         members = [cluster.members[node] for node in wanted.nodes]
-        # The run needs a shared folder for checkpoints, and a first host that is never interrupted:
-        # it has the rendezvous store of torchrun.
-        if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
-            raise SettingsError(
-                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
-                " the first host must be on-demand"
-            )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
         run_setups[item.run_id] = setup | {"expected_devices": devices}

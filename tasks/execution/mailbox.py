@@ -201,10 +201,8 @@ class MachineLog:
 
         interrupted: True if the provider interrupted the machine.
         """
-        row = self._newest(node)
-        if row["after_s"] is None:
-            row |= {"interrupted": interrupted, "after_s": after_s}
-            self.write()
+        self._newest(node).update(interrupted=interrupted, after_s=after_s)
+        self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
         """Log that a new machine was requested to replace the machine with the index `node`.
@@ -212,8 +210,6 @@ class MachineLog:
         offer: the offer of the new machine.
         after_s: seconds from the start of the launch to the request.
         """
-        # a silent machine was not logged as lost before
-        self.lost(node, after_s, interrupted=False)
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
         self.write()
 

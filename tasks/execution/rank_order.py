@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from models.domain.workload import COMBINED
 from models.planner.placement import Links, Round, choose, halvings, ring
@@ -16,10 +16,10 @@ MOST_ORDERED = 16  # maximum number of machines whose pairs are measured: 120 pa
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
-_Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
+_Square = list[list[_Seconds]]
 
 
-class _Pairs(BaseModel):
+class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
     A sweep measures every pair once.
@@ -30,8 +30,6 @@ class _Pairs(BaseModel):
     sharing: for each sweep, a number from 0 (every pair has a separate link) to 1 (all pairs share
         one link).
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
     nodes: list[int]
     latency_s: list[_Square] = Field(min_length=2)

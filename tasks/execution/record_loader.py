@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from warehouse.append import append, append_records
 
@@ -35,13 +35,11 @@ Seconds = Annotated[float, Field(gt=0)]
 Spent = Annotated[float, Field(ge=0)]  # seconds, or a relative spread; may be 0
 
 
-class _Wire(BaseModel):
+class _Wire(BaseModel, strict=True, frozen=True, allow_inf_nan=False, extra="allow"):
     """A JSON object from a machine, validated because machines may send wrong data.
 
     Keys that are not fields of the class are kept, unless a subclass forbids them.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
 
 
 class _Values(_Wire):
@@ -141,20 +139,16 @@ _KINDS: dict[str, type[_Values]] = {
 }
 
 
-class WireDevices(_Wire):
+class WireDevices(_Wire, extra="forbid"):
     """The JSON form of `node.record.Devices`: the devices that a machine used in a run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=200)
     count: Whole
     threads: Whole
 
 
-class WireRecord(_Wire):
+class WireRecord(_Wire, extra="forbid"):
     """A machine's record of the result of a run, as `node.record.record_of` creates it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     run_id: str = Field(min_length=1)
     lease_id: str
@@ -215,19 +209,18 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
+    read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
+    rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
     records, refused = list[Row](), dict[Path, str]()
     for file in sorted(mailbox.glob("node-*/records/*.json")):
         try:
             records.append(_record(file, lease.lease_id, run_setups))
         except ValueError as error:
             refused[file] = str(error)
+            if setup := run_setups.get(file.stem):
+                reason = f"its record could not be read: {error}"
+                rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
     records.sort(key=lambda body: body["status"] != "measured")
-    read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
-    rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
-    for file, why in refused.items():
-        if setup := run_setups.get(file.stem):
-            reason = f"its record could not be read: {why}"
-            rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
     found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
@@ -298,5 +291,5 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         [Devices(**device.model_dump()) for device in record.devices],
     )
     # the lease id comes from the mailbox, because a machine may write a wrong lease id
-    found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
-    return found | ({"wrong_device": wrong} if wrong else {})
+    added = {"setup": setup, "lease_id": lease_id, "wrong_device": wrong or None}
+    return record.model_dump() | added

@@ -26,7 +26,7 @@ from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
 MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines do not count
-ARMED_WITHIN_S = 90.0  # time limit for the workers of an attempt to join their process group
+ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process group
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
 # Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
 MOST_REPLACEMENTS, MOST_ELASTIC_REPLACEMENTS = 3, 20
@@ -144,7 +144,7 @@ class Session:
         nodes = [node for node in self.machines.here if node in used]
         checkpoints = ""
         if items and items[0].kind == ELASTIC:
-            assert self.running.checkpoints is not None  # checked by job_of
+            assert self.running.checkpoints is not None  # elastic runs need local hosts
             checkpoints = str(self.running.checkpoints / items[0].run_id)
         names = {item.workload for item in items}
         workloads = [spec for spec, _ in self.job.files if spec.name in names]
@@ -238,9 +238,7 @@ class Session:
         for node in lost:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
-            # the loss of a silent machine is logged when its replacement is requested (MachineLog)
-            if interrupted or not state.alive:
-                self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
+            self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
         """Wait for the requested machines. Return None, or why the wait ended early.
@@ -358,7 +356,7 @@ class _Attempt:
 
     def run(self) -> AttemptEnd:
         """Poll the machines and their files until this attempt ends. Return how it ended."""
-        within_s = max(ARMED_WITHIN_S, self.plan.meet_s + 30.0)
+        within_s = self.plan.meet_s + ARMED_MARGIN_S
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
         while missing := self._missing():

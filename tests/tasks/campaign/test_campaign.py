@@ -96,7 +96,7 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here):
     past = {
         "workloads": pd.DataFrame({"workload": ["conv", "lm"], "digest": ["old", lm.digest]}),
         "runs": pd.DataFrame({"workload": ["conv", "lm"]}),
-        "profiles": pd.DataFrame(),
+        "profiles": pd.DataFrame({"workload": ["conv"]}),
         "probes": pd.DataFrame({"cluster": ["2xs.small"]}),
     }
     today = campaign._of_today(past, here.workloads)

@@ -21,13 +21,13 @@ def settings(tmp_path):
     return install(tmp_path).settings
 
 
-def made(settings, kind="train"):
+def made(settings):
     """Return the job of a train, a profile and a probe on four machines."""
     machines = DescribedMachines(unpriced=frozenset({"n.medium"}))
     offers = {one.instance_type.name: one for one in machines.offers(NOON) if one.market == "spot"}
     cluster = Cluster.of((1, offers["s.large"]), (2, offers["s.small"]), (1, offers["n.medium"]))
     train = PlannedRun(
-        kind=kind, workload="conv", nodes=(0, 1, 2), batches=(32, 8, 8), est_s=1.0, reason="a"
+        kind="train", workload="conv", nodes=(0, 1, 2), batches=(32, 8, 8), est_s=1.0, reason="a"
     )
     profile = replace(train, kind="profile", workload="lm", nodes=(1,), batches=(2, 4))
     probe = PlannedRun(kind="probe", nodes=(0, 3), message_bytes=(4096,), est_s=1.0)
@@ -78,11 +78,6 @@ def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any():
     assert expected_devices(cluster, emulated=False) == bought
     emulated = (Devices(name=ANY, count=4), Devices(name=ANY, count=1), HOST)
     assert expected_devices(cluster, emulated=True) == emulated
-
-
-def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_stays(settings):
-    with pytest.raises(SettingsError):  # its first machine is on spot
-        made(settings, "elastic")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ def test_a_replacement_is_another_machine_in_the_same_place(tmp_path):
     log.lost(1, 20.0, interrupted=True)
     log.ordered(1, offer(), after_s=25.0)
     log.lost(1, 50.0, interrupted=True)
-    log.lost(1, 55.0, interrupted=True)
     provider = FakeProvider(tmp_path)
     provider.end("l", mailbox, "released")
     rows = machine_rows(provider.over[0], "local")
