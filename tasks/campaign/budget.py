@@ -101,8 +101,8 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
 
     Downloads of data and installations of requirements are included.
     """
-    known, names = workspace.settings.workloads, workload_names(launch)
-    installs = sum(bool(known[name].requirements) for name in names if name in known)
+    known = workspace.settings.workloads
+    installs = sum(bool(known[name].requirements) for name in workload_names(launch))
     download_s = sum(map(fetch_s, _plans(tally, launch)))
     usual_s = EC2_START_UP_S + installs * INSTALL_S + download_s
     return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + download_s

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 
 import pandas as pd
 
@@ -34,15 +33,12 @@ from warehouse import reads
 
 from ..execution.collect import collect
 from ..execution.data import DataCarrier
-from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
-from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, launch_row
-from ..execution.session import Session
+from ..execution.job import Served, job_of, workload_names
+from ..execution.session import not_served, serve
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
-from ..providers.base import NoCapacity, Provider, ProviderError
 from ..recommendation.case import SEED, comparable, contending, supply_of, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
@@ -332,7 +328,7 @@ def serve_launch(
         data={plan.name: plan.place for plan in plans},
     )
     if allowed.refusal:
-        return _not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
+        return not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
     tally.usd += sum(plan.upload_usd for plan in plans)
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
@@ -364,70 +360,3 @@ def serve_launch(
         with suppress(Exception):
             collect(workspace, datetime.now(UTC))
         raise
-
-
-def serve(
-    provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
-) -> Served:
-    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
-
-    The machines are always released. Refused requests, errors of the provider and lost machines
-    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
-    the campaign can go on with its next launch.
-
-    Args:
-        provider: acquires the machines.
-        job: the runs and their cluster.
-        stop_at: the time to stop, as `clock.monotonic` returns it.
-        watch: is called with the progress of the job, as `job.Watch` describes.
-        clock: the default is the real clock.
-    """
-    served = Served(lease_id=job.lease_id)
-    laps = Stopwatch(served.seconds, clock or Clock())
-    try:
-        with provider.acquire(
-            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
-        ) as running:
-            served.mailbox = running.mailbox
-            session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
-            try:
-                session.prepare()
-                session.serve()
-            except BaseException as error:
-                session.lose(_lost_by(error, running.mailbox))
-                if not isinstance(error, OSError | WorkloadChanged):
-                    raise
-            finally:
-                session.finish()
-    except NoCapacity as error:
-        served.unavailable = True
-        _not_served(served, job, "refused", str(error))
-    except ProviderError as error:
-        _not_served(served, job, "failed", str(error))
-    finally:
-        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
-    laps.lap("release hosts")
-    return served
-
-
-def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
-    stopped, kind = not isinstance(error, Exception), type(error).__name__
-    reason = str(error) or kind
-    if isinstance(error, OSError):
-        reason = f"the mailbox at {mailbox} could not be used: {error}"
-    elif stopped:
-        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
-        reason = f"the launching process was stopped ({by})"
-    return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
-
-
-def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
-    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
-
-    status: "refused" or "failed".
-    why: the reason.
-    """
-    served.outcome = f"{status}: {why}"
-    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
-    return served

@@ -3,7 +3,7 @@
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,12 +27,11 @@ from ..node.record import (
     WorkloadFile,
     write_json,
 )
-from ..providers.base import RunningCluster
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
 from ..workspace.workspace import code_commit, spends_money
-from .outcomes import RunSetup, RunSetups
+from .outcomes import RunSetups
 
 POLL_S = 0.1
 
@@ -152,21 +151,6 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
         "region": members[0].region,
         "usd_per_hour": Cluster(members=tuple(members)).usd_per_hour,
     }
-
-
-def with_acquired(
-    run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
-) -> dict[str, RunSetup]:
-    """Return a copy of `run_setups` with the acquired machines' market, zone, price and image.
-
-    items: the runs whose setups change.
-    got: the acquired machines.
-    """
-    found = dict(run_setups)
-    for item in items:
-        acquired = placement([got.cluster.members[node] for node in item.nodes])
-        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": got.image_id or None}
-    return found
 
 
 def job_of(

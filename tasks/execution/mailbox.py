@@ -105,15 +105,12 @@ class Mailbox:
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
-    def pairs(self, attempt: int, node: int) -> Row:
-        """Return the measured links between pairs of machines, in the form that `node` reported.
-
-        Returns {} if no links were measured.
+    def pairs(self, attempt: int, node: int) -> Any:
+        """Return the measured links between pairs of machines, as `node` reported them.
 
         node: the node with rank 0.
         """
-        found = self._read(node, f"armed-{attempt}.json").get("pairs")
-        return found if isinstance(found, dict) else {}
+        return self._read(node, f"armed-{attempt}.json").get("pairs")
 
     def finished(self, attempt: int) -> list[Row]:
         """Return the content of finished-<attempt>.json of each machine whose torchrun has ended.

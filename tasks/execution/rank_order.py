@@ -1,6 +1,6 @@
 """Choose the rank order of a launch's machines from measured links between pairs of machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 
 
 def sending_order(
-    reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
+    reported: Any, nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
     """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from models.domain.workload import Mode
@@ -17,10 +18,10 @@ from models.domain.workload import Mode
 from ..node.data import FAILED
 from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
-from ..providers.base import ProviderError, RunningCluster
-from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
+from ..providers.base import NoCapacity, Provider, ProviderError, RunningCluster
+from .job import POLL_S, Clock, Job, Served, Stopwatch, Watch, placement, write_rows
 from .liveness import Machines, is_late
-from .mailbox import MachineLog, Mailbox
+from .mailbox import MachineLog, Mailbox, WorkloadChanged
 from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
 
@@ -29,12 +30,56 @@ MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines 
 ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process group
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
 # Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
-MOST_REPLACEMENTS, MOST_ELASTIC_REPLACEMENTS = 3, 20
+MOST_REPLACEMENTS = 3
 MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
 # Seconds of a run besides its timed steps: for building the model, for warm-up steps, and for
 # agreement between the ranks.
 _OVERHEAD_S = 5.0
 LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
+
+
+def serve(
+    provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
+) -> Served:
+    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
+
+    The machines are always released. Refused requests, errors of the provider and lost machines
+    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
+    the campaign can go on with its next launch.
+
+    Args:
+        provider: acquires the machines.
+        job: the runs and their cluster.
+        stop_at: the time to stop, as `clock.monotonic` returns it.
+        watch: is called with the progress of the job, as `job.Watch` describes.
+        clock: the default is the real clock.
+    """
+    served = Served(lease_id=job.lease_id)
+    laps = Stopwatch(served.seconds, clock or Clock())
+    try:
+        with provider.acquire(
+            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
+        ) as running:
+            served.mailbox = running.mailbox
+            session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
+            try:
+                session.prepare()
+                session.serve()
+            except BaseException as error:
+                session.lose(_lost_by(error, running.mailbox))
+                if not isinstance(error, OSError | WorkloadChanged):
+                    raise
+            finally:
+                session.finish()
+    except NoCapacity as error:
+        served.unavailable = True
+        not_served(served, job, "refused", str(error))
+    except ProviderError as error:
+        not_served(served, job, "failed", str(error))
+    finally:
+        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
+    laps.lap("release hosts")
+    return served
 
 
 def expected_s(item: Item) -> float:
@@ -72,7 +117,7 @@ class Session:
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.run_setups = with_acquired(job.run_setups, job.items, running)
+        self.run_setups = {run_id: dict(setup) for run_id, setup in job.run_setups.items()}
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
@@ -85,7 +130,7 @@ class Session:
 
         If this process dies, another process can load the launch's records with these files.
         """
-        self.mailbox.put_setups(self.run_setups)
+        self._note_machines()
         # before `put_data`, after which machines download
         self.running.note_download(self.job.download_usd)
         self.mailbox.put_data(self.job.fetched)
@@ -202,14 +247,13 @@ class Session:
 
         An elastic run measures the cost of losing a machine. It continues with fewer machines.
         """
-        setup, now_unix = self.run_setups[run_id], self.running.now_unix()
+        now_unix = self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
-        self.run_setups[run_id] = {**setup, "losses": [*setup.get("losses", ()), *losses]}
+        self.run_setups[run_id].setdefault("losses", []).extend(losses)
         self.mailbox.put_setups(self.run_setups)
         self._forget(frozenset(ended.nodes))
         for node in ended.nodes:
-            if self.replaced < MOST_ELASTIC_REPLACEMENTS:
-                self._replace(node)
+            self._replace(node)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
@@ -253,7 +297,7 @@ class Session:
         ended = self.machines.wait_for_all()
         self.laps.lap("start hosts")
         if self.attempt is None:
-            self.start_up_s = self.served.seconds["start hosts"]
+            self.start_up_s = self.laps.passed_s
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
@@ -304,9 +348,16 @@ class Session:
         self.machines.gone.discard(node)
         self.machines.awaited.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
-        self.run_setups = with_acquired(self.run_setups, self.remaining, self.running)
-        self.mailbox.put_setups(self.run_setups)
+        self._note_machines()
         return ""
+
+    def _note_machines(self) -> None:
+        """Store the acquired machines' market, zone, price and image in the remaining runs' setups."""
+        for item in self.remaining:
+            members = [self.running.cluster.members[node] for node in item.nodes]
+            image = {"image_id": self.running.image_id or None}
+            self.run_setups[item.run_id].update(placement(members) | image)
+        self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row to `served.rows` that says how the run `ended.culprit` ended.
@@ -444,3 +495,26 @@ class _Attempt:
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
+
+
+def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
+    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
+    stopped, kind = not isinstance(error, Exception), type(error).__name__
+    reason = str(error) or kind
+    if isinstance(error, OSError):
+        reason = f"the mailbox at {mailbox} could not be used: {error}"
+    elif stopped:
+        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
+        reason = f"the launching process was stopped ({by})"
+    return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
+
+
+def not_served(served: Served, job: Job, status: str, why: str) -> Served:
+    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
+
+    status: "refused" or "failed".
+    why: the reason.
+    """
+    served.outcome = f"{status}: {why}"
+    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
+    return served

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.campaign.campaign import serve
 from tasks.execution.mailbox import read_object
+from tasks.execution.session import serve
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
