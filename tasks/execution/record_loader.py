@@ -13,7 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from warehouse.append import append, append_records
 
@@ -28,11 +37,6 @@ _LEASE_COLUMNS = ("lease_id", "cluster", "market", "started_at", "ended_at", "us
 _MOST_SAID = 500  # maximum number of characters of a machine's message that are printed
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
-Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
-Seconds = Annotated[float, Field(gt=0)]
-Spent = Annotated[float, Field(ge=0)]  # seconds, or a relative spread; may be 0
 
 
 class _Wire(BaseModel, strict=True, frozen=True, allow_inf_nan=False, extra="allow"):
@@ -44,86 +48,81 @@ class _Wire(BaseModel, strict=True, frozen=True, allow_inf_nan=False, extra="all
 
 class _Values(_Wire):
     taken_share: float | None = Field(default=None, ge=0, le=1)
-    reference_s: list[Seconds] | None = None
-    reference_blocks: Whole | None = None
-    reference_spread: Spent | None = None
+    reference_s: list[PositiveFloat] | None = None
+    reference_blocks: PositiveInt | None = None
+    reference_spread: NonNegativeFloat | None = None
+    parameters: PositiveInt | None = None
+    gradient_bytes: PositiveInt | None = None
+    loader_workers: NonNegativeInt | None = None
 
 
 class _Train(_Values):
-    step_s: Seconds
-    step_spread: Spent | None = None
-    sync_s: Spent | None = None
-    input_s: Spent | None = None
-    loader_workers: Count | None = None
-    parameters: Whole | None = None
-    gradient_bytes: Whole | None = None
-    checkpoint_s: Seconds | None = None
-    checkpoint_bytes: Whole | None = None
+    step_s: PositiveFloat
+    step_spread: NonNegativeFloat | None = None
+    sync_s: NonNegativeFloat | None = None
+    input_s: NonNegativeFloat | None = None
+    checkpoint_s: PositiveFloat | None = None
+    checkpoint_bytes: PositiveInt | None = None
 
 
 class _Learn(_Values):
     losses: list[float]
-    steps_a_window: Whole
+    steps_a_window: PositiveInt
     diverged: bool
 
 
 class _Start(_Wire):
-    nodes: list[Count] = Field(min_length=1)
-    step: Count
-    lost_steps: Count
+    nodes: list[NonNegativeInt] = Field(min_length=1)
+    step: NonNegativeInt
+    lost_steps: NonNegativeInt
     last_unix: Unix | None
     began_unix: Unix
-    restore_s: Spent | None
-    restore_bytes: Whole | None
+    restore_s: NonNegativeFloat | None
+    restore_bytes: PositiveInt | None
 
 
 class _Checkpoint(_Wire):
-    step: Count
-    bytes: Whole
-    seconds: Seconds
+    step: NonNegativeInt
+    bytes: PositiveInt
+    seconds: PositiveFloat
     ended_unix: Unix
 
 
 class _Elastic(_Values):
-    steps: Positive
+    steps: PositiveInt
     first_loss: float
     last_loss: float
-    parameters: Whole
-    gradient_bytes: Whole
     starts: list[_Start] = Field(min_length=1)
     checkpoints: list[_Checkpoint] = Field(min_length=1)
 
 
 class _ProfiledBatch(_Wire):
-    batch: Positive
-    forward_s: Seconds
-    backward_s: Seconds
-    optimizer_s: Spent
-    input_s: Spent | None = None
-    peak_bytes: Seconds | None = None
+    batch: PositiveInt
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    optimizer_s: NonNegativeFloat
+    input_s: NonNegativeFloat | None = None
+    peak_bytes: PositiveFloat | None = None
 
 
 class _Bucket(_Wire):
-    bytes: Whole
-    ready_fraction: Spent
+    bytes: PositiveInt
+    ready_fraction: NonNegativeFloat
 
 
 class _Profile(_Values):
-    parameters: Whole
-    gradient_bytes: Whole
-    divided_weights: Seconds | None = None
-    divided_inputs: Seconds | None = None
-    divided_pairs: Seconds | None = None
+    divided_weights: PositiveFloat | None = None
+    divided_inputs: PositiveFloat | None = None
+    divided_pairs: PositiveFloat | None = None
     rows: list[_ProfiledBatch] = Field(min_length=1)
     buckets: list[_Bucket]
-    loader_workers: Count | None = None
-    load_s: Spent | None = None
-    load_wait_s: Spent | None = None
+    load_s: NonNegativeFloat | None = None
+    load_wait_s: NonNegativeFloat | None = None
 
 
 class _ProbedMessage(_Wire):
-    bytes: Whole
-    seconds: Seconds
+    bytes: PositiveInt
+    seconds: PositiveFloat
 
 
 class _Probe(_Values):
@@ -143,8 +142,8 @@ class WireDevices(_Wire, extra="forbid"):
     """The JSON form of `node.record.Devices`: the devices that a machine used in a run."""
 
     name: str = Field(min_length=1, max_length=200)
-    count: Whole
-    threads: Whole
+    count: PositiveInt
+    threads: PositiveInt
 
 
 class WireRecord(_Wire, extra="forbid"):
@@ -152,7 +151,7 @@ class WireRecord(_Wire, extra="forbid"):
 
     run_id: str = Field(min_length=1)
     lease_id: str
-    attempt: Whole
+    attempt: PositiveInt
     kind: Literal["train", "learn", "elastic", "profile", "probe"]
     status: Literal["measured", "failed"]
     reason: str
