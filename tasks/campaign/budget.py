@@ -69,9 +69,8 @@ def allowance(
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     priced_at = min(offer.price_as_of for offer in launch.cluster.members)
     if now - priced_at > PRICES_LAST:
-        day = f"{priced_at:%Y-%m-%d}"
-        why = f"its prices are of {day}, too old for a cap: allow pricing:GetProducts in IAM"
-        return Allowance(refusal=why)
+        old = f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap"
+        return Allowance(refusal=f"{old}: allow pricing:GetProducts in IAM")
     estimated = next((one for one in launch.cluster.members if one.price_source), None)
     if estimated is not None:
         where = f"{estimated.instance_type.name} in {estimated.region}"
@@ -356,7 +355,7 @@ class Tally:
         self.launches += 1
         if served.unavailable:
             self.refused.append(cluster)
-        self.lacking |= served.lacked_data
+        self.lacking |= collected.lacking
         self.usd += collected.usd
         self.runs += len(served.recorded)
         self.by_status.update(collected.by_status)

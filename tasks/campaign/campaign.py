@@ -70,14 +70,13 @@ def shop(
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
-    stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
         runs=frames["runs"],
         profiles=frames["profiles"],
         probes=frames["probes"],
         failures=_failures(workspace),
         drifting=drifting_types(workspace),
-        stale_before=datetime.now(UTC) - stale_after,
+        stale_before=datetime.now(UTC) - timedelta(workspace.settings.campaign.stale_after_days),
     )
     model = None
     if champion is not None:
@@ -166,14 +165,13 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
-    rows = rows_of(workspace.mart("recommendations"))
     for workload in workspace.without(tally.lacking).measurable:
         tried = tries.get((workload.name, workload.digest), [])
         if "measured" in tried or len(tried) >= MOST_TRIES:
             continue
         limits = _limits(workspace, tally)
-        mine = [row for row in rows if row["workload"] == workload.name]
-        found = (elastic_launch(limits, row, offers) for row in mine)
+        rows = rows_of(workspace.mart("recommendations", workload=workload.name))
+        found = (elastic_launch(limits, row, offers) for row in rows)
         yield from islice(filter(None, found), 1)
 
 
@@ -298,7 +296,7 @@ def _of_today(
     workloads: the definitions in srift.toml.
     """
     noted = frames["workloads"]
-    digests = dict(zip(noted["workload"], noted["digest"], strict=True))
+    digests = noted.set_index("workload")["digest"].to_dict()
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
     kept = {
         name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")

@@ -136,9 +136,9 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
     The column `reason` says why a run was not measured, and is empty for measured runs.
     """
-    runs, failures = (case.workspace.mart(name) for name in ("runs", "failed_runs"))
-    measured = dict(zip(runs["run_id"], runs["step_s"], strict=True))
-    failed = dict(zip(failures["run_id"], failures["reason"], strict=True))
+    mart = case.workspace.mart
+    measured = mart("runs").set_index("run_id")["step_s"].to_dict()
+    failed = mart("failed_runs").set_index("run_id")["reason"].to_dict()
     rows = []
     for launch, served in made:
         for number, run in enumerate(launch.items):

@@ -79,7 +79,6 @@ class Served:
     usd: cost of the machines in dollars; None if unknown.
     rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
-    lacked_data: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     lease_id: str
@@ -90,7 +89,6 @@ class Served:
     usd: float | None = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    lacked_data: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
-from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
+from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
@@ -141,16 +141,7 @@ class Mailbox:
 
     def recorded(self) -> set[str]:
         """Return the ids of the runs that have a record file, valid or not."""
-        return {file.stem for file in self._records()}
-
-    def not_installed(self) -> dict[str, str]:
-        """Return the failed installations of requirements, as {workload digest: reason}."""
-        bodies = [read_object(file) or {} for file in self._records()]
-        failed = [body for body in bodies if body.get("cause") == INSTALL]
-        return {str(body.get("workload_digest")): str(body.get("reason")) for body in failed}
-
-    def _records(self) -> Iterable[Path]:
-        return self.path.glob("node-*/records/*.json")
+        return {file.stem for file in self.path.glob("node-*/records/*.json")}
 
     def _node(self, node: int) -> Path:
         return self.path / f"node-{node}"

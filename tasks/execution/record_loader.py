@@ -27,7 +27,7 @@ from pydantic import (
 from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
-from ..node.record import Devices
+from ..node.record import DATA, INSTALL, Devices
 from ..providers.base import Lease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
@@ -180,19 +180,22 @@ class Collected:
     by_status: {status of a run or launch: number of rows, new or not}.
     usd: cost of the launches in dollars.
     notes: messages for the user.
+    lacking: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     new: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
     usd: float = 0.0
     notes: list[str] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Self) -> None:
-        """Add the counts, dollars and notes of `other`."""
+        """Add the counts, dollars, notes and lacking workloads of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)
         self.usd += other.usd
         self.notes += other.notes
+        self.lacking |= other.lacking
 
 
 def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
@@ -242,8 +245,14 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
-    by_status = Counter(body["status"] for body in found.values())
-    return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
+    lacked = [record for record in records if record["cause"] in (DATA, INSTALL)]
+    return Collected(
+        new=new,
+        by_status=Counter(body["status"] for body in found.values()),
+        usd=lease.usd or 0.0,
+        notes=notes,
+        lacking={record["setup"]["workload"]: record["reason"] for record in lacked},
+    )
 
 
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:

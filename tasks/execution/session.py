@@ -15,7 +15,6 @@ from typing import Any
 
 from models.domain.workload import Mode
 
-from ..node.data import FAILED
 from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
 from ..providers.base import NoCapacity, Provider, ProviderError, RunningCluster
@@ -31,10 +30,9 @@ ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process gro
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
 # Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
 MOST_REPLACEMENTS = 3
-MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
-# Seconds of a run besides its timed steps: for building the model, for warm-up steps, and for
-# agreement between the ranks.
-_OVERHEAD_S = 5.0
+# Seconds of a run besides its timed steps (`Item.most_s`): to build the model, to warm up, to agree
+# between the ranks, and to write and copy the record.
+_OVERHEAD_S = 10.0
 LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
 
 
@@ -63,7 +61,6 @@ def serve(
             served.mailbox = running.mailbox
             session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
             try:
-                session.prepare()
                 session.serve()
             except BaseException as error:
                 session.lose(_lost_by(error, running.mailbox))
@@ -80,11 +77,6 @@ def serve(
         write_rows(served)  # again, because deleted scratch files may have made room on a full disk
     laps.lap("release hosts")
     return served
-
-
-def expected_s(item: Item) -> float:
-    """Return the maximum seconds that the run `item` takes if no measurement is repeated."""
-    return item.most_s + _OVERHEAD_S
 
 
 class Session:
@@ -125,7 +117,7 @@ class Session:
         # an estimate until the first start is measured
         self.start_up_s = running.ready_within_s / 2
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Write the run setups, data addresses, list of machines and code to the mailbox.
 
         If this process dies, another process can load the launch's records with these files.
@@ -140,6 +132,7 @@ class Session:
 
     def serve(self) -> None:
         """Run attempts until no run remains, time is up, or a loss of machines ends the launch."""
+        self._prepare()
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -173,14 +166,6 @@ class Session:
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
-        lacking = self.mailbox.not_installed()
-        for node in range(self.mailbox.nodes):
-            for digest, state in self.mailbox.data_of(node).items():
-                if state.get("state") == FAILED:
-                    lacking[digest] = str(state.get("reason"))
-        for spec, _ in self.job.files:
-            if why := lacking.get(spec.digest) or lacking.get(spec.data_digest):
-                self.served.lacked_data[spec.name] = why
 
     def plan(self, items: Sequence[Item]) -> Plan:
         """Write the plan of the next attempt, which measures `items`, and return the plan."""
@@ -224,7 +209,7 @@ class Session:
         self._forget(lost)
         self.remaining = self._without(self.mailbox.recorded())
         needing = [item for item in self.remaining if not lost.isdisjoint(item.needs)]
-        shortest_s = min(map(expected_s, needing), default=0.0)
+        shortest_s = min((item.most_s for item in needing), default=0.0) + _OVERHEAD_S
         why = ""
         if self.replaced >= MOST_REPLACEMENTS:
             why = f"{MOST_REPLACEMENTS} machines were replaced already"
@@ -490,7 +475,7 @@ class _Attempt:
                 session.handle_loss(lost)
         going, leaving_s = self.machines.leaving()
         is_needed = self.plan.host in going or not going.isdisjoint(missing[0].needs)
-        ends_before = expected_s(missing[0]) + MARGIN_S <= leaving_s
+        ends_before = missing[0].most_s + _OVERHEAD_S <= leaving_s
         if self.elastic or not is_needed or ends_before:
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
@@ -504,8 +489,7 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     if isinstance(error, OSError):
         reason = f"the mailbox at {mailbox} could not be used: {error}"
     elif stopped:
-        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
-        reason = f"the launching process was stopped ({by})"
+        reason = f"the launching process was stopped ({kind})"
     return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
 
 

@@ -89,9 +89,7 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_offers", rows, snapshot_id=refresh_id, as_of=now)
     types = len({offer.instance_type.name for offer in offers})
-    unpriced = sum(offer.usd_per_hour is None for offer in offers)
-    unknown = f", {unpriced} unpriced" if unpriced else ""
-    return f"prices: {len(offers)} offers of {types} instance types{unknown}{source}"
+    return f"prices: {len(offers)} offers of {types} instance types{source}"
 
 
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:

