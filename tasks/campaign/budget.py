@@ -371,5 +371,5 @@ class Tally:
             "runs": dict(self.by_status),
             "usd": round(self.usd, 6),
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
-            "notes": list(self.notes),
+            "notes": self.notes,
         }

@@ -295,8 +295,7 @@ def _of_today(
     frames: {name: measurements}, the result of `reads.training_frames`.
     workloads: the definitions in srift.toml.
     """
-    noted = frames["workloads"]
-    digests = noted.set_index("workload")["digest"].to_dict()
+    digests = frames["workloads"].set_index("workload")["digest"].to_dict()
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
     kept = {
         name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")

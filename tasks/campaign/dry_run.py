@@ -111,7 +111,7 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
         return list(offers)
     reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
     listed = [offer for offer in offers if offer.market == "on-demand"]
-    return [*listed, *(replace(one, market="spot", zone=f"{one.region}a") for one in listed)]
+    return listed + [replace(one, market="spot", zone=f"{one.region}a") for one in listed]
 
 
 def _requests(

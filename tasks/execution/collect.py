@@ -42,9 +42,10 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
     # a launch without machines has written no files
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
-        refresh_id = refresh_of(served.lease_id)
         with workspace.warehouse.transact() as connection:
-            append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
+            append.append_records(
+                connection, rows, refresh_id=refresh_of(served.lease_id), loaded_at=now
+            )
     return collect(workspace, now)
 
 

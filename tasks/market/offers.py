@@ -88,8 +88,8 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
     ]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_offers", rows, snapshot_id=refresh_id, as_of=now)
-    types = len({offer.instance_type.name for offer in offers})
-    return f"prices: {len(offers)} offers of {types} instance types{source}"
+    types = {offer.instance_type.name for offer in offers}
+    return f"prices: {len(offers)} offers of {len(types)} instance types{source}"
 
 
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
