@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 from prefect import flow, task
 
-from tasks.execution.collect import end_and_collect, say_all
-from tasks.providers.base import NotSwept
+from tasks.execution.collect import end_and_collect
 from tasks.workspace.workspace import open_workspace
 
 end_overdue = task(end_and_collect)
@@ -18,10 +17,4 @@ def reap(provider: str = "local") -> list[str]:
     A machine is orphaned if the process that launched it has ended.
     Raises NotSwept if a region or a lease (the record of a launch) could not be checked.
     """
-    try:
-        sentences = end_overdue(open_workspace(provider), datetime.now(UTC))
-    except NotSwept as error:
-        say_all(error.done)
-        raise
-    say_all(sentences)
-    return sentences
+    return end_overdue(open_workspace(provider), datetime.now(UTC))

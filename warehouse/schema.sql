@@ -205,7 +205,7 @@ create table raw_downloads (
 );
 
 -- Grain: one row per machine of a lease; a replacement has the next number. asked_at is the time of
--- the request by the controller's clock. startup_s is null if the machine was never ready for work.
+-- the request by the controller's clock. startup_s is null for replacements and if the machine was never ready.
 create table raw_machines (
     lease_id varchar not null,
     node integer not null,

@@ -138,10 +138,10 @@ def reap(
     try:
         ended = reap_now(provider)
     except NotSwept as error:
-        body = {"ended": error.done, "not_swept": error.unswept}
-        show(as_json, body, "\n".join(error.done))
+        show(as_json, {"ended": error.done, "not_swept": error.unswept}, "")
         raise
-    show(as_json, {"ended": ended, "not_swept": {}}, "\n".join(ended) or "nothing was left running")
+    text = "" if ended else "nothing was left running"
+    show(as_json, {"ended": ended, "not_swept": {}}, text)
 
 
 @app.command()

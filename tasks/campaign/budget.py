@@ -21,9 +21,9 @@ from models.domain.cluster import Cluster, Offer, parse_cluster
 
 from ..execution.claims import of_others
 from ..execution.data import DataPlan, fetch_s
-from ..execution.job import START_UP_S, Served, workload_names
-from ..execution.liveness import MOST_REPLACEMENTS
+from ..execution.job import Served, workload_names
 from ..execution.record_loader import Collected
+from ..execution.session import MOST_REPLACEMENTS
 from ..market.offers import current_offers
 from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable, ProviderError
@@ -33,6 +33,7 @@ from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
+START_UP_S = 150.0  # seconds in a deadline for the start of local hosts and of torchrun
 # Usual and minimum seconds for start-up in a deadline on EC2. Machines may take ten minutes to
 # report, and torchrun two more minutes. With a deadline below the minimum for start-up and
 # installation, machines would end before they measure anything.
@@ -43,7 +44,6 @@ LEAST_INSTALL_S = INSTALL_S / 5
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 PRICES_LAST = timedelta(days=180)  # a launch is refused if its prices are older
 _WARNED = 0.8  # the user is warned if more than this share of the month's dollars is used
-REFUSED = "refused"  # prefix of the outcome of a launch that got no machines
 RELEASE_S = 2.0  # seconds that machines are billed after the request to end them
 
 
@@ -69,9 +69,8 @@ def allowance(
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     priced_at = min(offer.price_as_of for offer in launch.cluster.members)
     if now - priced_at > PRICES_LAST:
-        day = f"{priced_at:%Y-%m-%d}"
-        why = f"its prices are of {day}, too old for a cap: allow pricing:GetProducts in IAM"
-        return Allowance(refusal=why)
+        old = f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap"
+        return Allowance(refusal=f"{old}: allow pricing:GetProducts in IAM")
     estimated = next((one for one in launch.cluster.members if one.price_source), None)
     if estimated is not None:
         where = f"{estimated.instance_type.name} in {estimated.region}"
@@ -101,8 +100,8 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
 
     Downloads of data and installations of requirements are included.
     """
-    known, names = workspace.settings.workloads, workload_names(launch)
-    installs = sum(bool(known[name].requirements) for name in names if name in known)
+    known = workspace.settings.workloads
+    installs = sum(bool(known[name].requirements) for name in workload_names(launch))
     download_s = sum(map(fetch_s, _plans(tally, launch)))
     usual_s = EC2_START_UP_S + installs * INSTALL_S + download_s
     return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + download_s
@@ -344,18 +343,16 @@ class Tally:
         left_s = self.left_usd / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
-    def add(self, served: Served, collected: Collected, cluster: Cluster | None = None) -> None:
+    def add(self, served: Served, collected: Collected, cluster: Cluster) -> None:
         """Add the results of one launch to the tally.
 
         served, collected: the results of the launch, and of loading its records.
-        cluster: the launched cluster. If it was unavailable or lacked devices, it is added to
-            `refused`.
+        cluster: the launched cluster. If it was unavailable, it is added to `refused`.
         """
         self.launches += 1
-        refused = served.outcome.startswith(REFUSED) and not served.over_cap
-        if cluster is not None and (served.lacked_devices or refused):
+        if served.unavailable:
             self.refused.append(cluster)
-        self.lacking |= served.lacked_data
+        self.lacking |= collected.lacking
         self.usd += collected.usd
         self.runs += len(served.recorded)
         self.by_status.update(collected.by_status)
@@ -368,5 +365,5 @@ class Tally:
             "launches": self.launches,
             "runs": dict(self.by_status),
             "usd": round(self.usd, 6),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }

@@ -3,7 +3,6 @@
 A campaign is the launches of one refresh.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,15 +33,12 @@ from warehouse import reads
 
 from ..execution.collect import collect
 from ..execution.data import DataCarrier
-from ..execution.job import Clock, Job, Served, Stopwatch, Watch, job_of, workload_names, write_rows
-from ..execution.mailbox import WorkloadChanged
-from ..execution.outcomes import AttemptEnd, launch_row, planned_id
-from ..execution.session import Session
+from ..execution.job import Served, job_of, workload_names
+from ..execution.session import not_served, serve
 from ..market.job_conditions import experience_of
-from ..market.offers import current_offers, nothing_to_buy, with_facts
+from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.record import DATA, INSTALL, MACHINE
-from ..providers.base import NoCapacity, Provider, ProviderError
 from ..recommendation.case import SEED, comparable, contending, supply_of, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
@@ -70,18 +66,17 @@ def shop(
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
-    workloads = with_facts(workspace.measurable, frames["workloads"])
+    workloads = [with_facts(one, frames["workloads"]) for one in workspace.measurable]
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
-    stale_after = timedelta(days=workspace.settings.campaign.stale_after_days)
     past = Past(
         runs=frames["runs"],
         profiles=frames["profiles"],
         probes=frames["probes"],
         failures=_failures(workspace),
         drifting=drifting_types(workspace),
-        stale_before=datetime.now(UTC) - stale_after,
+        stale_before=datetime.now(UTC) - timedelta(workspace.settings.campaign.stale_after_days),
     )
     model = None
     if champion is not None:
@@ -170,14 +165,13 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
-    rows = rows_of(workspace.mart("recommendations"))
     for workload in workspace.without(tally.lacking).measurable:
         tried = tries.get((workload.name, workload.digest), [])
         if "measured" in tried or len(tried) >= MOST_TRIES:
             continue
         limits = _limits(workspace, tally)
-        mine = [row for row in rows if row["workload"] == workload.name]
-        found = (elastic_launch(limits, row, offers) for row in mine)
+        rows = rows_of(workspace.mart("recommendations", workload=workload.name))
+        found = (elastic_launch(limits, row, offers) for row in rows)
         yield from islice(filter(None, found), 1)
 
 
@@ -246,13 +240,12 @@ def _model(
         supply = supply_of(workspace, workload, known, conditions)
         found = planner.plan(workload, supply, model, seed=SEED)
         choice_set[workload.name] = contending(model, workload, found, conditions)
-    fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
         joint=model.joint,
         workloads=measured & {(one.name, mode) for one in met for mode in one.modes},
         types=frozenset(offer.instance_type.name for offer in known),
-        fresh=valid_runs(fresh),
+        fresh=valid_runs(runs[~runs["run_id"].isin(model.trained_on)]),
         predict=model.predict,
     )
 
@@ -279,11 +272,14 @@ def outdating(workspace: Workspace) -> str:
 
 def list_of(workspace: Workspace, offers: Sequence[Offer], tally: Tally) -> list[PlannedLaunch]:
     """Return the launches that a refresh would make now; print a note if nothing is for sale."""
-    provider = workspace.provider.name
+    provider, market = workspace.provider.name, workspace.settings.campaign.market
     frames = reads.training_frames(workspace.warehouse, provider)
     champion = load_champion(workspace.home, provider)
-    if nothing := nothing_to_buy(offers, workspace.settings.campaign.market):
-        reporter().say(nothing)
+    if not any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
+        reporter().say(
+            f"no instance type has a {market} price, so nothing can be measured: see `srift"
+            " offers`, or set `market` under [campaign] in srift.toml"
+        )
     return shop(workspace, offers, _of_today(frames, workspace.measurable), champion, tally)
 
 
@@ -298,14 +294,12 @@ def _of_today(
     frames: {name: measurements}, the result of `reads.training_frames`.
     workloads: the definitions in srift.toml.
     """
-    noted = frames["workloads"]
-    digests = dict(zip(noted["workload"], noted["digest"], strict=True)) if len(noted) else {}
+    digests = frames["workloads"].set_index("workload")["digest"].to_dict()
     changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
-    kept = dict(frames)
-    for name in ("runs", "profiles"):
-        if "workload" in frames[name]:
-            kept[name] = frames[name][~frames[name]["workload"].isin(changed)]
-    return kept
+    kept = {
+        name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")
+    }
+    return {**frames, **kept}
 
 
 def serve_launch(
@@ -321,37 +315,37 @@ def serve_launch(
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.data |= {plan.name: plan for plan in plans}
+    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     job = job_of(
         launch,
         workspace.settings,
         lease_id=lease_id,
-        seed=zlib.crc32(f"{workspace.settings.campaign.seed}/{lease_id}".encode()),
-        deadline_s=2 * launch.est_s,
+        deadline_s=allowed.deadline_s,
         data={plan.name: plan.place for plan in plans},
     )
-    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     if allowed.refusal:
-        # no outcome: a refusal by a cap does not mean that the cluster is unavailable
-        served = Served(lease_id=lease_id, outcome="", over_cap=True)
-        return _not_served(served, job, "refused", allowed.refusal)
+        return not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
     tally.usd += sum(plan.upload_usd for plan in plans)
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
     lacking = {plan.name: plan.problem for plan in plans if plan.problem}
     tally.lacking |= lacking
-    job = without_data(job, lacking)
-    if lacking and not job.items:
+    for name, why in lacking.items():
+        reporter().say(f"{name} is not measured: {why}")
+    items = tuple(item for item in job.items if item.workload not in lacking)
+    if lacking and not items:
         return Served(lease_id=lease_id, outcome="failed: no data")
     job = replace(
         job,
-        deadline_s=allowed.deadline_s,
+        items=items,
+        files=[(spec, source) for spec, source in job.files if spec.name not in lacking],
         patience_s=patience_s(workspace, launch, tally, allowed.deadline_s),
         download_usd=sum(plan.download_usd for plan in plans),
     )
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
-        run = runs[planned_id(run_id)]
+        run = runs[run_id]
         line = f"{launch.cluster.name}: {run.kind} {label(*run.trained)} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
@@ -362,79 +356,3 @@ def serve_launch(
         with suppress(Exception):
             collect(workspace, datetime.now(UTC))
         raise
-
-
-def without_data(job: Job, lacking: Mapping[str, str]) -> Job:
-    """Return `job` without the workloads in `lacking`, and print the reasons.
-
-    lacking: {workload: the reason why its data are missing}.
-    """
-    for name, why in lacking.items():
-        reporter().say(f"{name} is not measured: {why}")
-    files = [(spec, path) for spec, path in job.files if spec.name not in lacking]
-    items = tuple(item for item in job.items if item.workload not in lacking)
-    return replace(job, items=items, files=files)
-
-
-def serve(
-    provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
-) -> Served:
-    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
-
-    The machines are always released. Refused requests, errors of the provider and lost machines
-    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
-    the campaign can go on with its next launch.
-
-    Args:
-        provider: acquires the machines.
-        job: the runs and their cluster.
-        stop_at: the time to stop, as `clock.monotonic` returns it.
-        watch: is called with the progress of the job, as `job.Watch` describes.
-        clock: the default is the real clock.
-    """
-    served = Served(lease_id=job.lease_id)
-    laps = Stopwatch(served.seconds, clock or Clock())
-    try:
-        with provider.acquire(
-            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
-        ) as running:
-            served.mailbox = running.mailbox
-            session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
-            try:
-                session.prepare()
-                session.serve()
-            except BaseException as error:
-                session.lose(_lost_by(error))
-                if not isinstance(error, OSError | WorkloadChanged):
-                    raise
-            finally:
-                session.finish()
-    except NoCapacity as error:
-        _not_served(served, job, "refused", str(error))
-    except (ProviderError, OSError) as error:
-        _not_served(served, job, "failed", str(error))
-    finally:
-        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
-    laps.lap("release hosts")
-    return served
-
-
-def _lost_by(error: BaseException) -> AttemptEnd:
-    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
-    stopped, kind = not isinstance(error, Exception), type(error).__name__
-    reason = str(error) or kind
-    if stopped:
-        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else kind
-        reason = f"the launching process was stopped ({by})"
-    return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
-
-
-def _not_served(served: Served, job: Job, status: str, why: str) -> Served:
-    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
-
-    status: "refused" or "failed".
-    why: the reason.
-    """
-    served.outcome = f"{status}: {why}"
-    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
-    return served

@@ -16,7 +16,6 @@ from ..execution.data import DataCarrier
 from ..execution.job import workload_names
 from ..execution.outcomes import Row
 from ..market.offers import offers_now
-from ..providers.ec2.api import Clients
 from ..providers.ec2.attempts import attempts
 from ..providers.ec2.requests import LaunchSpec, requests_of, rules, security_group
 from ..reporting.progress import reporter
@@ -61,7 +60,6 @@ def planned(
     offers: Sequence[Offer],
     tally: Tally,
     now: datetime,
-    clients: Clients | None = None,
 ) -> list[Row]:
     """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
@@ -71,10 +69,8 @@ def planned(
     refused: True if a cap forbids the launch.
     said: the reason of a refusal, or messages about data and prices.
     worst_usd: the worst-case cost; None for refused launches and local hosts.
-
-    clients: the AWS clients that look up data; None means boto3's.
     """
-    carrier = DataCarrier(workspace, clients)
+    carrier = DataCarrier(workspace)
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
@@ -115,7 +111,7 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
         return list(offers)
     reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
     listed = [offer for offer in offers if offer.market == "on-demand"]
-    return [*listed, *(replace(one, market="spot", zone=f"{one.region}a") for one in listed)]
+    return listed + [replace(one, market="spot", zone=f"{one.region}a") for one in listed]
 
 
 def _requests(

@@ -26,7 +26,7 @@ from models.step_time.machine_specs import computes
 from warehouse import reads
 
 from ..execution.job import Served
-from ..execution.outcomes import Row, planned_id
+from ..execution.outcomes import Row
 from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
 from ..reporting.progress import reporter
@@ -125,15 +125,14 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
     The column `reason` says why a run was not measured, and is empty for measured runs.
     """
-    runs, failures = (case.workspace.mart(name) for name in ("runs", "failed_runs"))
-    measured = dict(zip(runs["run_id"].map(planned_id), runs["step_s"], strict=True))
-    failed = dict(zip(failures["run_id"].map(planned_id), failures["reason"], strict=True))
+    mart = case.workspace.mart
+    measured = mart("runs").set_index("run_id")["step_s"].to_dict()
+    failed = mart("failed_runs").set_index("run_id")["reason"].to_dict()
     rows = []
     for launch, served in made:
-        recorded = {planned_id(run_id) for run_id in served.recorded}
         for number, run in enumerate(launch.items):
             run_id = f"{served.lease_id}-{number:03d}"
-            reason = failed.get(run_id, "" if run_id in recorded else served.outcome)
+            reason = failed.get(run_id, "" if run_id in served.recorded else served.outcome)
             rows.append(
                 {
                     "run_id": run_id,
@@ -154,7 +153,7 @@ def _predicted(case: Case, run: PlannedRun) -> Row:
     The keys are column names, such as `predicted_step_s`. The values are None for profiles and for
     runs that the model cannot predict.
     """
-    known = _known(case).issuperset(run.members) and run.mode in case.workload.modes
+    known = _known(case).issuperset(run.members)
     found: Row = dict.fromkeys(_STEP)
     if case.model is not None and run.kind == "train" and known:
         found = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]

@@ -4,8 +4,7 @@ A lease is the record of a launch, written before machines are requested. This c
 launch, before every refresh and in `srift reap`.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from warehouse import append
@@ -43,14 +42,15 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
     # a launch without machines has written no files
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
-        refresh_id = refresh_of(served.lease_id)
         with workspace.warehouse.transact() as connection:
-            append.append_records(connection, rows, refresh_id=refresh_id, loaded_at=now)
+            append.append_records(
+                connection, rows, refresh_id=refresh_of(served.lease_id), loaded_at=now
+            )
     return collect(workspace, now)
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """End overdue machines, load their records, and return one sentence per action.
+    """End overdue machines, load their records, and print and return one sentence per action.
 
     provider: the provider's name. None means all providers that this SRIFT_HOME has used, beginning
         with those that cost money.
@@ -59,60 +59,50 @@ def reap_now(provider: str | None = None) -> list[str]:
     """
     done, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
-    with _printed_on_error(done):
-        for workspace in map(open_workspace, [provider] if provider else paid_first):
-            try:
-                if provider or workspace.provider.was_used():
-                    done += end_and_collect(workspace, datetime.now(UTC))
-            except NotSwept as error:
-                done += error.done
-                unswept |= error.unswept
-            except Exception as error:
-                if provider:
-                    raise
-                unswept[workspace.provider.name] = str(error)
+    for workspace in map(open_workspace, [provider] if provider else paid_first):
+        try:
+            if provider or workspace.provider.was_used():
+                done += end_and_collect(workspace, datetime.now(UTC))
+        except NotSwept as error:
+            done += error.done
+            unswept |= error.unswept
+        except Exception as error:
+            if provider:
+                raise
+            unswept[workspace.provider.name] = str(error)
     if unswept:
         raise NotSwept(provider or "", unswept, done)
     return done
 
 
-def say_all(sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        reporter().say(sentence)
-
-
-@contextmanager
-def _printed_on_error(done: Iterable[str]) -> Iterator[None]:
-    """Print the sentences in `done` if the block raises, because no caller receives them then."""
-    try:
-        yield
-    except BaseException:
-        say_all(done)
-        raise
-
-
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """End the machines of overdue and abandoned launches, then load the records of ended launches.
 
-    A launch is abandoned if the process that launched it has died. Returns one sentence per action.
-    Raises NotSwept, after all other work, if some machines could not be checked.
+    A launch is abandoned if the process that launched it has died. Prints and returns one sentence
+    per action. Raises NotSwept, after all other work, if some machines could not be checked.
     """
     unswept: dict[str, str] = {}
     try:
         done = workspace.provider.reap(now)
     except NotSwept as error:
         unswept, done = error.unswept, error.done
-    with _printed_on_error([*done, *unswept.values()]):
-        workspace.warehouse.create()
-        collected = collect(workspace, now)
-        if not unswept:
-            settle(workspace, now)
-    done = [*done, *collected.notes]
+    say_all(done)
+    workspace.warehouse.create()
+    collected = collect(workspace, now)
+    if not unswept:
+        settle(workspace, now)
+    loaded = collected.notes
     if collected.new:
-        done.append(f"{collected.new} rows were loaded into the warehouse")
+        loaded.append(f"{collected.new} rows were loaded into the warehouse")
+    say_all(loaded)
     if unswept:
-        raise NotSwept(workspace.provider.name, unswept, done)
-    return done
+        raise NotSwept(workspace.provider.name, unswept, [*done, *loaded])
+    return [*done, *loaded]
+
+
+def say_all(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        reporter().say(sentence)
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:

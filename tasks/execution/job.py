@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,12 +27,11 @@ from ..node.record import (
     WorkloadFile,
     write_json,
 )
-from ..providers.base import RunningCluster
 from ..workspace.environments import environment_at
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.sources import Source
 from ..workspace.workspace import code_commit, spends_money
-from .outcomes import RunSetup, RunSetups
+from .outcomes import RunSetups
 
 POLL_S = 0.1
 
@@ -73,25 +73,22 @@ class Served:
 
     mailbox: the folder with the files that machines wrote; None if no machines were acquired.
     outcome: how the last attempt ended, as text.
-    lacked_devices: True if a machine lacked the devices that it must have.
+    unavailable: True if the provider could not supply the cluster, or if a machine lacked the
+        devices that it must have.
     recorded: ids of the runs with a record from a machine.
     usd: cost of the machines in dollars; None if unknown.
     rows: rows about runs without a record from a machine, and about a launch that ended early.
     seconds: {phase of the launch: seconds spent in it}.
-    over_cap: True if a dollar cap forbade the launch before a machine was requested.
-    lacked_data: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     lease_id: str
     mailbox: Path | None = None
     outcome: str = ""
-    lacked_devices: bool = False
+    unavailable: bool = False
     recorded: set[str] = field(default_factory=set)
     usd: float | None = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    over_cap: bool = False
-    lacked_data: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,51 +151,30 @@ def placement(members: Sequence[Offer]) -> dict[str, Any]:
     }
 
 
-def with_acquired(
-    run_setups: RunSetups, items: Iterable[Item], got: RunningCluster
-) -> dict[str, RunSetup]:
-    """Return a copy of `run_setups` with the acquired machines' market, zone, price and image.
-
-    items: the runs whose setups change.
-    got: the acquired machines.
-    """
-    found = dict(run_setups)
-    for item in items:
-        acquired = placement([got.cluster.members[node] for node in item.nodes])
-        found[item.run_id] = {**found[item.run_id], **acquired, "image_id": got.image_id or None}
-    return found
-
-
-# Seconds for the start of hosts and torchrun, in addition to the seconds of the runs.
-START_UP_S = 150.0
-
-
 def job_of(
     launch: PlannedLaunch,
     settings: Settings,
     *,
     lease_id: str,
-    seed: int,
     deadline_s: float,
     data: Mapping[str, str],
 ) -> Job:
     """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
-    deadline_s: seconds that the runs may take. The job's deadline also includes START_UP_S seconds.
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises:
         SettingsError: if a workload's code cannot be sent to machines. Also if [ec2] emulated is
-            set but AWS_ENDPOINT_URL does not name this computer. Also if an elastic run, which
-            stops a machine on purpose, is on EC2 or has a first host with spot interruptions.
+            set but AWS_ENDPOINT_URL does not name this computer.
     """
     cluster = launch.cluster
-    simulated = not spends_money(cluster.members[0].instance_type.provider)
+    seed = zlib.crc32(f"{settings.campaign.seed}/{lease_id}".encode())
+    local = not spends_money(cluster.members[0].instance_type.provider)
     expected = expected_devices(cluster, emulated=_emulated(settings))
     files = []
     for name in workload_names(launch):
         spec, source = settings.travelling(name)
-        if simulated and spec.requirements:  # local machines share this disk
+        if local and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
         files.append((replace(spec, data=data.get(name, "")), source))
     digests = {spec.name: spec.digest for spec, _ in files}
@@ -207,13 +183,6 @@ def job_of(
         item = _item(wanted, f"{lease_id}-{number:03d}", seed)
         items.append(item)
         members = [cluster.members[node] for node in wanted.nodes]
-        # The run needs a shared folder for checkpoints, and a first host that is never interrupted:
-        # it has the rendezvous store of torchrun.
-        if item.kind == ELASTIC and not (simulated and members[0].interruptions_per_hour == 0):
-            raise SettingsError(
-                "nothing was launched: a run that stops a machine on purpose needs local hosts, and"
-                " the first host must be on-demand"
-            )
         devices = [asdict(expected[node]) for node in wanted.nodes]
         setup = _run_setup(wanted, members, digests)
         run_setups[item.run_id] = setup | {"expected_devices": devices}
@@ -227,7 +196,7 @@ def job_of(
         run_setups=run_setups,
         files=files,
         seed=seed,
-        deadline_s=deadline_s + START_UP_S,
+        deadline_s=deadline_s,
         lose_after_s=lose_after_s,
     )
 

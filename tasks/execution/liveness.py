@@ -1,84 +1,13 @@
-"""Track the machines of a running launch, and decide how to continue after a machine is lost.
-
-`decide` also handles interruption notices, which announce the loss of a machine. The decisions are:
-
-go on     continue: the machine stays long enough, or no remaining run needs it
-replace   request another machine: there is enough time to start it and to measure with it
-fewer     measure only the remaining runs that do not need the machine
-give up   end the launch, and store the reason
-"""
+"""Track the machines of a running launch."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..node.data import FAILED, READY
-from ..node.record import Item
 from ..providers.base import NodeState, RunningCluster
 from .job import POLL_S, Clock
 from .mailbox import Mailbox
 from .outcomes import AttemptEnd
-
-# Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
-MOST_REPLACEMENTS = 3
-MARGIN_S = 5.0  # seconds to write and copy a record before a machine ends
-# Seconds of a run besides its timed steps: for building the model, for warm-up steps, and for
-# agreement between the ranks.
-_OVERHEAD_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemainingWork:
-    """The runs that a launch still has to measure, and the time that is left for them.
-
-    items: the runs without a record, the current run first.
-    under_way_s: seconds that the current run still needs.
-    host: the node with the rendezvous store of torchrun; None if torchrun is not running.
-    seconds: seconds until the time or money of the refresh is used up.
-    start_up_s: seconds from the request for a new machine until it can measure.
-    no_replacement: why no new machine may be requested; empty if a request is allowed.
-    """
-
-    items: Sequence[Item]
-    under_way_s: float
-    host: int | None
-    seconds: float
-    start_up_s: float
-    no_replacement: str = ""
-
-
-def expected_s(item: Item) -> float:
-    """Return the maximum seconds that the run `item` takes if no measurement is repeated."""
-    return item.most_s + _OVERHEAD_S
-
-
-def decide(
-    lost: frozenset[int], left: RemainingWork, leaving_s: float | None = None
-) -> tuple[str, str]:
-    """Decide how a launch continues after it loses the nodes `lost`, or before it loses them.
-
-    Returns the decision ("go on", "replace", "fewer" or "give up") and the reason.
-
-    leaving_s: seconds until the first of these nodes ends; None if they have already ended.
-    """
-    needing = [item for item in left.items if not lost.isdisjoint(item.needs)]
-    hosts = left.host in lost
-    if not needing and not (hosts and left.items):
-        return "go on", "no remaining run needs the machine"
-    if leaving_s is not None:
-        if not hosts and lost.isdisjoint(left.items[0].needs):
-            return "go on", "the current run does not need the machine"
-        if left.under_way_s + MARGIN_S <= leaving_s:
-            return "go on", "the current run ends before the machine"
-    shortest_s = min(map(expected_s, needing), default=math.inf)
-    if not left.no_replacement and left.start_up_s + shortest_s <= left.seconds:
-        return "replace", f"{len(needing)} remaining runs need the machine"
-    if len(needing) < len(left.items):
-        return "fewer", f"{len(needing)} runs are left out, and the other runs go on"
-    if leaving_s is not None:
-        return "go on", "no other machine can be used, so the machine is used until it ends"
-    why = left.no_replacement or "too little time or money is left to start another machine"
-    return "give up", f"all remaining runs need the machine, and {why}"
 
 
 class Machines:

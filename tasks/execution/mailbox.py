@@ -13,7 +13,7 @@ from typing import Any
 from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
-from ..node.record import INSTALL, Plan, WorkloadFile, write_file, write_json
+from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
@@ -105,15 +105,12 @@ class Mailbox:
         files = self.path.glob(f"node-*/armed-{attempt}.json")
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
-    def pairs(self, attempt: int, node: int) -> Row:
-        """Return the measured links between pairs of machines, in the form that `node` reported.
-
-        Returns {} if no links were measured.
+    def pairs(self, attempt: int, node: int) -> Any:
+        """Return the measured links between pairs of machines, as `node` reported them.
 
         node: the node with rank 0.
         """
-        found = self._read(node, f"armed-{attempt}.json").get("pairs")
-        return found if isinstance(found, dict) else {}
+        return self._read(node, f"armed-{attempt}.json").get("pairs")
 
     def finished(self, attempt: int) -> list[Row]:
         """Return the content of finished-<attempt>.json of each machine whose torchrun has ended.
@@ -144,16 +141,7 @@ class Mailbox:
 
     def recorded(self) -> set[str]:
         """Return the ids of the runs that have a record file, valid or not."""
-        return {file.stem for file in self._records()}
-
-    def not_installed(self) -> dict[str, str]:
-        """Return the failed installations of requirements, as {workload digest: reason}."""
-        bodies = [read_object(file) or {} for file in self._records()]
-        failed = [body for body in bodies if body.get("cause") == INSTALL]
-        return {str(body.get("workload_digest")): str(body.get("reason")) for body in failed}
-
-    def _records(self) -> Iterable[Path]:
-        return self.path.glob("node-*/records/*.json")
+        return {file.stem for file in self.path.glob("node-*/records/*.json")}
 
     def _node(self, node: int) -> Path:
         return self.path / f"node-{node}"
@@ -168,7 +156,7 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Times are seconds since the launch began. If the log cannot be written, no error is raised.
+    Replacements of lost machines have no start-up time. Times are seconds since the launch began. If the log cannot be written, no error is raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:
@@ -191,17 +179,18 @@ class MachineLog:
                 ready[row["node"]] = self._mailbox.ready_of(row["node"])
         for node, moment in ready.items():
             # the wait for the slowest machine does not count as start-up time
-            self.replaced(node, startup_s - max(ready.values()) + moment)
+            row = self._newest(node)
+            seconds = startup_s - row["from_s"] - max(ready.values()) + moment
+            row["startup_s"] = seconds if seconds > 0 else None
+        self.write()
 
     def lost(self, node: int, after_s: float, *, interrupted: bool) -> None:
         """Log that machine `node` was lost `after_s` seconds after the launch began.
 
         interrupted: True if the provider interrupted the machine.
         """
-        row = self._newest(node)
-        if row["after_s"] is None:
-            row |= {"interrupted": interrupted, "after_s": after_s}
-            self.write()
+        self._newest(node).update(interrupted=interrupted, after_s=after_s)
+        self.write()
 
     def ordered(self, node: int, offer: Offer, after_s: float) -> None:
         """Log that a new machine was requested to replace the machine with the index `node`.
@@ -209,19 +198,7 @@ class MachineLog:
         offer: the offer of the new machine.
         after_s: seconds from the start of the launch to the request.
         """
-        # a silent machine was not logged as lost before
-        self.lost(node, after_s, interrupted=False)
         self._rows.append(_row(node, self._newest(node)["number"] + 1, offer, after_s))
-        self.write()
-
-    def replaced(self, node: int, at_s: float) -> None:
-        """Log that the newest machine with the index `node` is ready to measure.
-
-        at_s: seconds from the start of the launch until the machine was ready.
-        """
-        row = self._newest(node)
-        startup_s = at_s - row["from_s"]
-        row["startup_s"] = startup_s if startup_s > 0 else None
         self.write()
 
     def _newest(self, node: int) -> Row:

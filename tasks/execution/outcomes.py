@@ -10,7 +10,6 @@ from typing import Any
 
 from ..node.processes import EXIT_LOST_PEER, EXIT_MAILBOX, EXIT_NO_DEVICE, blame_rank
 
-_RETRY = "-again-"
 _OUT_OF_MEMORY = "its rank was killed (SIGKILL): out of memory, or killed by a user"
 
 Row = dict[str, Any]
@@ -82,16 +81,6 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
 def refresh_of(lease_id: str) -> str:
     """Return the id of the refresh that made a launch: `lease_id` without its last number."""
     return lease_id.rpartition("-")[0]
-
-
-def retry_id(run_id: str) -> str:
-    """Return the id for the next try of the interrupted run `run_id`."""
-    return f"{planned_id(run_id)}{_RETRY}{int(run_id.partition(_RETRY)[2] or 1) + 1}"
-
-
-def planned_id(run_id: str) -> str:
-    """Return the id of the first try of a run. `run_id` is the id of the first or a later try."""
-    return run_id.partition(_RETRY)[0]
 
 
 def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: str) -> Row:

@@ -1,10 +1,10 @@
 """Choose the rank order of a launch's machines from measured links between pairs of machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from models.domain.workload import COMBINED
 from models.planner.placement import Links, Round, choose, halvings, ring
@@ -16,10 +16,10 @@ MOST_ORDERED = 16  # maximum number of machines whose pairs are measured: 120 pa
 _MESSAGE_BYTES = 25 * 2**20
 
 _Seconds = Annotated[float, Field(ge=0, lt=1e4)]
-_Square = Annotated[list[list[_Seconds]], Field(min_length=LEAST_ORDERED)]
+_Square = list[list[_Seconds]]
 
 
-class _Pairs(BaseModel):
+class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     """The links that `node.probe.pairs` measured, validated because machines may send wrong data.
 
     A sweep measures every pair once.
@@ -30,8 +30,6 @@ class _Pairs(BaseModel):
     sharing: for each sweep, a number from 0 (every pair has a separate link) to 1 (all pairs share
         one link).
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
     nodes: list[int]
     latency_s: list[_Square] = Field(min_length=2)
@@ -71,7 +69,7 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 
 
 def sending_order(
-    reported: Mapping[str, Any], nodes: Sequence[int], items: Sequence[Item]
+    reported: Any, nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
     """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
 

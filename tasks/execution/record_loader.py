@@ -13,12 +13,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
-from ..node.record import Devices
+from ..node.record import DATA, INSTALL, Devices
 from ..providers.base import Lease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
@@ -28,104 +37,92 @@ _LEASE_COLUMNS = ("lease_id", "cluster", "market", "started_at", "ended_at", "us
 _MOST_SAID = 500  # maximum number of characters of a machine's message that are printed
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
-Whole = Annotated[int, Field(gt=0, lt=2**63)]  # a positive number in the range of a bigint
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
-Seconds = Annotated[float, Field(gt=0)]
-Spent = Annotated[float, Field(ge=0)]  # seconds, or a relative spread; may be 0
 
 
-class _Wire(BaseModel):
+class _Wire(BaseModel, strict=True, frozen=True, allow_inf_nan=False, extra="allow"):
     """A JSON object from a machine, validated because machines may send wrong data.
 
     Keys that are not fields of the class are kept, unless a subclass forbids them.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="allow")
-
 
 class _Values(_Wire):
     taken_share: float | None = Field(default=None, ge=0, le=1)
-    reference_s: list[Seconds] | None = None
-    reference_blocks: Whole | None = None
-    reference_spread: Spent | None = None
+    reference_s: list[PositiveFloat] | None = None
+    reference_blocks: PositiveInt | None = None
+    reference_spread: NonNegativeFloat | None = None
+    parameters: PositiveInt | None = None
+    gradient_bytes: PositiveInt | None = None
+    loader_workers: NonNegativeInt | None = None
 
 
 class _Train(_Values):
-    step_s: Seconds
-    step_spread: Spent | None = None
-    sync_s: Spent | None = None
-    input_s: Spent | None = None
-    loader_workers: Count | None = None
-    parameters: Whole | None = None
-    gradient_bytes: Whole | None = None
-    checkpoint_s: Seconds | None = None
-    checkpoint_bytes: Whole | None = None
+    step_s: PositiveFloat
+    step_spread: NonNegativeFloat | None = None
+    sync_s: NonNegativeFloat | None = None
+    input_s: NonNegativeFloat | None = None
+    checkpoint_s: PositiveFloat | None = None
+    checkpoint_bytes: PositiveInt | None = None
 
 
 class _Learn(_Values):
     losses: list[float]
-    steps_a_window: Whole
+    steps_a_window: PositiveInt
     diverged: bool
 
 
 class _Start(_Wire):
-    nodes: list[Count] = Field(min_length=1)
-    step: Count
-    lost_steps: Count
+    nodes: list[NonNegativeInt] = Field(min_length=1)
+    step: NonNegativeInt
+    lost_steps: NonNegativeInt
     last_unix: Unix | None
     began_unix: Unix
-    restore_s: Spent | None
-    restore_bytes: Whole | None
+    restore_s: NonNegativeFloat | None
+    restore_bytes: PositiveInt | None
 
 
 class _Checkpoint(_Wire):
-    step: Count
-    bytes: Whole
-    seconds: Seconds
+    step: NonNegativeInt
+    bytes: PositiveInt
+    seconds: PositiveFloat
     ended_unix: Unix
 
 
 class _Elastic(_Values):
-    steps: Positive
+    steps: PositiveInt
     first_loss: float
     last_loss: float
-    parameters: Whole
-    gradient_bytes: Whole
     starts: list[_Start] = Field(min_length=1)
     checkpoints: list[_Checkpoint] = Field(min_length=1)
 
 
 class _ProfiledBatch(_Wire):
-    batch: Positive
-    forward_s: Seconds
-    backward_s: Seconds
-    optimizer_s: Spent
-    input_s: Spent | None = None
-    peak_bytes: Seconds | None = None
+    batch: PositiveInt
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    optimizer_s: NonNegativeFloat
+    input_s: NonNegativeFloat | None = None
+    peak_bytes: PositiveFloat | None = None
 
 
 class _Bucket(_Wire):
-    bytes: Whole
-    ready_fraction: Spent
+    bytes: PositiveInt
+    ready_fraction: NonNegativeFloat
 
 
 class _Profile(_Values):
-    parameters: Whole
-    gradient_bytes: Whole
-    divided_weights: Seconds | None = None
-    divided_inputs: Seconds | None = None
-    divided_pairs: Seconds | None = None
+    divided_weights: PositiveFloat | None = None
+    divided_inputs: PositiveFloat | None = None
+    divided_pairs: PositiveFloat | None = None
     rows: list[_ProfiledBatch] = Field(min_length=1)
     buckets: list[_Bucket]
-    loader_workers: Count | None = None
-    load_s: Spent | None = None
-    load_wait_s: Spent | None = None
+    load_s: NonNegativeFloat | None = None
+    load_wait_s: NonNegativeFloat | None = None
 
 
 class _ProbedMessage(_Wire):
-    bytes: Whole
-    seconds: Seconds
+    bytes: PositiveInt
+    seconds: PositiveFloat
 
 
 class _Probe(_Values):
@@ -141,24 +138,20 @@ _KINDS: dict[str, type[_Values]] = {
 }
 
 
-class WireDevices(_Wire):
+class WireDevices(_Wire, extra="forbid"):
     """The JSON form of `node.record.Devices`: the devices that a machine used in a run."""
 
-    model_config = ConfigDict(extra="forbid")
-
     name: str = Field(min_length=1, max_length=200)
-    count: Whole
-    threads: Whole
+    count: PositiveInt
+    threads: PositiveInt
 
 
-class WireRecord(_Wire):
+class WireRecord(_Wire, extra="forbid"):
     """A machine's record of the result of a run, as `node.record.record_of` creates it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     run_id: str = Field(min_length=1)
     lease_id: str
-    attempt: Whole
+    attempt: PositiveInt
     kind: Literal["train", "learn", "elastic", "profile", "probe"]
     status: Literal["measured", "failed"]
     reason: str
@@ -187,19 +180,22 @@ class Collected:
     by_status: {status of a run or launch: number of rows, new or not}.
     usd: cost of the launches in dollars.
     notes: messages for the user.
+    lacking: {workload: why its data could not be downloaded or its requirements installed}.
     """
 
     new: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
     usd: float = 0.0
     notes: list[str] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Self) -> None:
-        """Add the counts, dollars and notes of `other`."""
+        """Add the counts, dollars, notes and lacking workloads of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)
         self.usd += other.usd
         self.notes += other.notes
+        self.lacking |= other.lacking
 
 
 def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
@@ -215,19 +211,18 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """
     mailbox, provider = lease.mailbox, workspace.provider.name
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
+    read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
+    rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
     records, refused = list[Row](), dict[Path, str]()
     for file in sorted(mailbox.glob("node-*/records/*.json")):
         try:
             records.append(_record(file, lease.lease_id, run_setups))
         except ValueError as error:
             refused[file] = str(error)
+            if setup := run_setups.get(file.stem):
+                reason = f"its record could not be read: {error}"
+                rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
     records.sort(key=lambda body: body["status"] != "measured")
-    read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
-    rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
-    for file, why in refused.items():
-        if setup := run_setups.get(file.stem):
-            reason = f"its record could not be read: {why}"
-            rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
     found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
@@ -250,8 +245,14 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
-    by_status = Counter(body["status"] for body in found.values())
-    return Collected(new=new, by_status=by_status, usd=lease.usd or 0.0, notes=notes)
+    lacked = [record for record in records if record["cause"] in (DATA, INSTALL)]
+    return Collected(
+        new=new,
+        by_status=Counter(body["status"] for body in found.values()),
+        usd=lease.usd or 0.0,
+        notes=notes,
+        lacking={record["setup"]["workload"]: record["reason"] for record in lacked},
+    )
 
 
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
@@ -298,5 +299,5 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         [Devices(**device.model_dump()) for device in record.devices],
     )
     # the lease id comes from the mailbox, because a machine may write a wrong lease id
-    found = record.model_dump() | {"setup": setup, "lease_id": lease_id}
-    return found | ({"wrong_device": wrong} if wrong else {})
+    added = {"setup": setup, "lease_id": lease_id, "wrong_device": wrong or None}
+    return record.model_dump() | added

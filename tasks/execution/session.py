@@ -10,26 +10,73 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from models.domain.workload import Mode
 
-from ..node.data import FAILED
 from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
-from ..providers.base import ProviderError, RunningCluster
-from .job import POLL_S, Job, Served, Stopwatch, Watch, with_acquired, write_rows
-from .liveness import MOST_REPLACEMENTS, Machines, RemainingWork, decide, expected_s, is_late
-from .mailbox import MachineLog, Mailbox
-from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, planned_id, retry_id, run_row
+from ..providers.base import NoCapacity, Provider, ProviderError, RunningCluster
+from .job import POLL_S, Clock, Job, Served, Stopwatch, Watch, placement, write_rows
+from .liveness import Machines, is_late
+from .mailbox import MachineLog, Mailbox, WorkloadChanged
+from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
 MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines do not count
-ARMED_WITHIN_S = 90.0  # time limit for the workers of an attempt to join their process group
+ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process group
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
-MOST_ELASTIC_REPLACEMENTS = 20  # per launch
+# Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
+MOST_REPLACEMENTS = 3
+# Seconds of a run besides its timed steps (`Item.most_s`): to build the model, to warm up, to agree
+# between the ranks, and to write and copy the record.
+_OVERHEAD_S = 10.0
 LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to identify the lost node
+
+
+def serve(
+    provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
+) -> Served:
+    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
+
+    The machines are always released. Refused requests, errors of the provider and lost machines
+    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
+    the campaign can go on with its next launch.
+
+    Args:
+        provider: acquires the machines.
+        job: the runs and their cluster.
+        stop_at: the time to stop, as `clock.monotonic` returns it.
+        watch: is called with the progress of the job, as `job.Watch` describes.
+        clock: the default is the real clock.
+    """
+    served = Served(lease_id=job.lease_id)
+    laps = Stopwatch(served.seconds, clock or Clock())
+    try:
+        with provider.acquire(
+            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
+        ) as running:
+            served.mailbox = running.mailbox
+            session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
+            try:
+                session.serve()
+            except BaseException as error:
+                session.lose(_lost_by(error, running.mailbox))
+                if not isinstance(error, OSError | WorkloadChanged):
+                    raise
+            finally:
+                session.finish()
+    except NoCapacity as error:
+        served.unavailable = True
+        not_served(served, job, "refused", str(error))
+    except (ProviderError, OSError) as error:
+        not_served(served, job, "failed", str(error))
+    finally:
+        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
+    laps.lap("release hosts")
+    return served
 
 
 class Session:
@@ -62,22 +109,20 @@ class Session:
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
-        self.joining: set[int] = set()  # nodes whose replacement has not started to measure
-        self.run_setups = with_acquired(job.run_setups, job.items, running)
+        self.run_setups = {run_id: dict(setup) for run_id, setup in job.run_setups.items()}
         self.remaining = list(job.items)
         self.attempt: _Attempt | None = None
         self.attempts = self.replaced = 0
         self.faults: Counter[Any] = Counter()  # by process key
-        self.no_replacement = ""
         # an estimate until the first start is measured
         self.start_up_s = running.ready_within_s / 2
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Write the run setups, data addresses, list of machines and code to the mailbox.
 
         If this process dies, another process can load the launch's records with these files.
         """
-        self.mailbox.put_setups(self.run_setups)
+        self._note_machines()
         # before `put_data`, after which machines download
         self.running.note_download(self.job.download_usd)
         self.mailbox.put_data(self.job.fetched)
@@ -87,6 +132,7 @@ class Session:
 
     def serve(self) -> None:
         """Run attempts until no run remains, time is up, or a loss of machines ends the launch."""
+        self._prepare()
         losses: list[str] = []
         while self.remaining:
             if self.attempt is not None:
@@ -97,12 +143,8 @@ class Session:
                 self.lose(ended)
                 return
             if ended.how == "lost":
-                how, reason = self.handle_loss(ended)
-                if how == "give up":
-                    self.lose(replace(ended, reason=f"{ended.reason}; {reason}"))
-                    return
-                losses.append(f"{ended.reason}: {reason}")
-                ended = AttemptEnd(how="finished")
+                losses.append(self.handle_loss(ended))
+                ended = AttemptEnd(how="lost")
             elif ended.how == "failed":
                 self._handle_fault(ended)
             self.served.outcome = "; ".join([str(ended), *losses])
@@ -124,22 +166,16 @@ class Session:
             self.mailbox.done()
         self.served.usd = self.running.usd_so_far()
         self.served.recorded = self.mailbox.recorded()
-        lacking = self.mailbox.not_installed()
-        for node in range(self.mailbox.nodes):
-            for digest, state in self.mailbox.data_of(node).items():
-                if state.get("state") == FAILED:
-                    lacking[digest] = str(state.get("reason"))
-        for spec, _ in self.job.files:
-            if why := lacking.get(spec.digest) or lacking.get(spec.data_digest):
-                self.served.lacked_data[spec.name] = why
 
-    def plan(self, items: Sequence[Item], **more: Any) -> Plan:
-        """Write the next attempt's plan to the mailbox, and return the plan.
-
-        items: the attempt's runs.
-        more: additional fields of `Plan`.
-        """
+    def plan(self, items: Sequence[Item]) -> Plan:
+        """Write the plan of the next attempt, which measures `items`, and return the plan."""
         self.attempts += 1
+        used = {node for item in items for node in item.nodes}
+        nodes = [node for node in self.machines.here if node in used]
+        checkpoints = ""
+        if items and items[0].kind == ELASTIC:
+            assert self.running.checkpoints is not None  # elastic runs need local hosts
+            checkpoints = str(self.running.checkpoints / items[0].run_id)
         names = {item.workload for item in items}
         workloads = [spec for spec, _ in self.job.files if spec.name in names]
         compiled = any(Mode(switches=item.switches).compiled for item in items)
@@ -153,74 +189,56 @@ class Session:
             items=list(items),
             timeout_s=Plan.timeout_s + COMPILE_S * compiled,
             prepare_s=INSTALL_S * installs,
-            **more,
+            join_s=max(60.0, self.running.ready_within_s / 2),
+            # may be spent by the first attempt
+            patience_s=self.job.patience_s if self.attempts == 1 else 0.0,
+            ranks=nodes if len(nodes) < self.mailbox.nodes else [],
+            pairs=links_matter(items, self.running.addresses),
+            checkpoints=checkpoints,
         )
         self.mailbox.put_plan(plan)
         return plan
 
-    def remaining_work(
-        self, items: Sequence[Item], under_way_s: float = 0.0, host: int | None = None
-    ) -> RemainingWork:
-        """Return the runs that are left in the launch, and the time that is left for them.
+    def handle_loss(self, ended: AttemptEnd) -> str:
+        """Request other machines for the runs that need `ended.nodes`, and return what happened.
 
-        items: the runs that this start of torchrun still has to do. Runs of later starts are added.
-        under_way_s: seconds that the first run in `items` still needs.
-        host: the node with the rendezvous store of torchrun; None if torchrun is not running.
-        """
-        if self.replaced >= MOST_REPLACEMENTS:
-            self.no_replacement = f"{MOST_REPLACEMENTS} machines were replaced already"
-        later = self._without({item.run_id for item in items} | self.mailbox.recorded())
-        return RemainingWork(
-            items=[*items, *later],
-            under_way_s=under_way_s,
-            host=host,
-            seconds=self.machines.stop_at - self.clock.monotonic(),
-            start_up_s=self.start_up_s,
-            no_replacement=self.no_replacement,
-        )
-
-    def handle_loss(self, ended: AttemptEnd) -> tuple[str, str]:
-        """Decide how to continue after the loss of `ended.nodes`, and request replacements.
-
-        Returns the decision and its reason, as `decide` does. Unless the decision is "give up",
-        `served.rows` gets a row for the loss, and runs that can no longer be measured are removed
-        from `remaining`.
+        Adds a row for the loss to `served.rows`, and removes runs that can no longer be measured
+        from `remaining`. Too little time may be left to start another machine.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
         self.remaining = self._without(self.mailbox.recorded())
-        decision = decide(lost, self.remaining_work(self.remaining))
-        if decision[0] == "replace":
-            needed = {node for item in self.remaining for node in item.needs}
-            if not all(self._replace(node) for node in sorted(lost & needed)):
-                decision = decide(lost, self.remaining_work(self.remaining))
-        if decision[0] != "give up":
-            self._add_row(ended)
-            self._retry(ended.culprit)
-            self.remaining = self._possible(self.remaining)
-        return decision
+        needing = [item for item in self.remaining if not lost.isdisjoint(item.needs)]
+        shortest_s = min((item.most_s for item in needing), default=0.0) + _OVERHEAD_S
+        why = ""
+        if self.replaced >= MOST_REPLACEMENTS:
+            why = f"{MOST_REPLACEMENTS} machines were replaced already"
+        elif self.clock.monotonic() + self.start_up_s + shortest_s > self.machines.stop_at:
+            why = "too little time or money is left to start another machine"
+        for node in sorted(lost & {node for item in needing for node in item.needs}):
+            why = why or self._replace(node)
+        possible = self._possible(self.remaining)
+        if self.remaining and not possible:
+            why = f"{ended.reason}; all remaining runs need the machine, and {why}"
+            ended = replace(ended, reason=why)
+        if ended.culprit in {item.run_id for item in possible}:
+            ended = replace(ended, culprit="")  # the run is measured in the next attempt
+        self.remaining = possible
+        self._add_row(ended)
+        return ended.reason
 
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
         An elastic run measures the cost of losing a machine. It continues with fewer machines.
         """
-        setup, now_unix = self.run_setups[run_id], self.running.now_unix()
+        now_unix = self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
-        self.run_setups[run_id] = {**setup, "losses": [*setup.get("losses", ()), *losses]}
+        self.run_setups[run_id].setdefault("losses", []).extend(losses)
         self.mailbox.put_setups(self.run_setups)
         self._forget(frozenset(ended.nodes))
         for node in ended.nodes:
-            if self.replaced < MOST_ELASTIC_REPLACEMENTS:
-                self._replace(node)
-
-    def at_work(self, node: int, waited_s: float = 0.0) -> None:
-        """Log that the machine that replaced `node` is ready to measure.
-
-        waited_s: seconds since the machine became ready. They do not count as start-up time.
-        """
-        self.joining.discard(node)
-        self.log.replaced(node, self.laps.passed_s - waited_s)
+            self._replace(node)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
@@ -238,7 +256,7 @@ class Session:
         if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
             self._add_row(ended)
         self.machines.gone.update(ended.nodes)  # machines without the devices they were bought with
-        self.served.lacked_devices |= bool(ended.nodes)
+        self.served.unavailable |= bool(ended.nodes)
         self.remaining = self._possible(self._without({ended.culprit}))
         if last:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
@@ -246,13 +264,10 @@ class Session:
     def _forget(self, lost: frozenset[int]) -> None:
         """Mark the nodes `lost` as gone, and log when they were lost."""
         self.machines.drop(lost)
-        self.joining -= lost
         for node in lost:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
-            # the loss of a silent machine is logged when its replacement is requested (MachineLog)
-            if interrupted or not state.alive:
-                self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
+            self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
 
     def _wait_for_machines(self) -> AttemptEnd | None:
         """Wait for the requested machines. Return None, or why the wait ended early.
@@ -267,19 +282,20 @@ class Session:
         ended = self.machines.wait_for_all()
         self.laps.lap("start hosts")
         if self.attempt is None:
-            self.start_up_s = self.served.seconds["start hosts"]
+            self.start_up_s = self.laps.passed_s
         return ended
 
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt with the runs that can be measured now, and return how it ended."""
-        for node in self.joining & set(self.machines.here):
-            waited_s = self.running.now_unix() - self.mailbox.ready_of(node)
-            self.at_work(node, max(0.0, waited_s))
         items = self._runnable()
         keys = [self._process_key(item) for item in items]
         key = () if () in keys else keys[0]  # plain workloads first
-        self.attempt = _Attempt(self, [item for item in items if self._process_key(item) == key])
-        ended = self.attempt.run()
+        plan = self.plan([item for item in items if self._process_key(item) == key])
+        self.attempt = _Attempt(self, plan)
+        try:
+            ended = self.attempt.run()
+        finally:
+            self.laps.lap("measure" if self.attempt.is_measuring else "launch torchrun")
         if ended.how == "lost" and not ended.culprit:
             ended = replace(ended, culprit=self.attempt.under_way())
         self.attempt.is_measuring = False
@@ -288,7 +304,7 @@ class Session:
     def _process_key(self, item: Item) -> tuple[Any, ...]:
         """Return a key that is equal for runs that one execution of torchrun can measure."""
         if item.kind == ELASTIC:
-            return (planned_id(item.run_id),)
+            return (item.run_id,)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
         return next((spec.process_key for spec in specs), ())
 
@@ -305,35 +321,28 @@ class Session:
         """Return the remaining runs, except those in `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
-    def _replace(self, node: int) -> bool:
-        """Request another machine to replace `node`. Return True if the request was granted.
-
-        A refusal sets `no_replacement` to the reason.
-        """
+    def _replace(self, node: int) -> str:
+        """Request another machine to replace `node`. Return why it was refused, or ""."""
         requested_s = self.laps.passed_s
         try:
             if not self.running.replace(node):
-                self.no_replacement = "no other machine is available"
-                return False
+                return "no other machine is available"
         except (ProviderError, OSError) as error:
-            self.no_replacement = f"no other machine could be requested: {error}"
-            return False
+            return f"no other machine could be requested: {error}"
         self.replaced += 1
         self.machines.gone.discard(node)
         self.machines.awaited.add(node)
-        self.joining.add(node)
         self.log.ordered(node, self.running.cluster.members[node], requested_s)
-        self.run_setups = with_acquired(self.run_setups, self.remaining, self.running)
-        self.mailbox.put_setups(self.run_setups)
-        return True
+        self._note_machines()
+        return ""
 
-    def _retry(self, run_id: str) -> None:
-        """Give the interrupted run a new id for its next try, if the run is in `remaining`."""
-        for place, item in enumerate(self.remaining):
-            if item.run_id == run_id:
-                self.remaining[place] = again = replace(item, run_id=retry_id(run_id))
-                self.run_setups[again.run_id] = self.run_setups[run_id]
-                self.mailbox.put_setups(self.run_setups)
+    def _note_machines(self) -> None:
+        """Store market, zone, price and image of the machines in the setups of remaining runs."""
+        for item in self.remaining:
+            members = [self.running.cluster.members[node] for node in item.nodes]
+            image = {"image_id": self.running.image_id or None}
+            self.run_setups[item.run_id].update(placement(members) | image)
+        self.mailbox.put_setups(self.run_setups)
 
     def _add_row(self, ended: AttemptEnd) -> None:
         """Add a row to `served.rows` that says how the run `ended.culprit` ended.
@@ -352,49 +361,27 @@ class Session:
 
 
 class _Attempt:
-    """One execution of torchrun, which measures the runs `items` on the machines they need.
+    """One execution of torchrun, which measures the runs of `plan` on the machines they need.
 
     An elastic run measures the cost of losing a machine, and is the only run of its attempt.
     """
 
-    def __init__(self, session: Session, items: Sequence[Item]) -> None:
-        self.session, self.items = session, items
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.session, self.plan, self.items = session, plan, plan.items
         self.machines, self.running = session.machines, session.running
         self.mailbox, self.clock = session.mailbox, session.clock
-        self.elastic = items[0].kind == ELASTIC
-        used = {node for item in items for node in item.nodes}
-        self.nodes = [node for node in self.machines.here if node in used]
-        self.host, self.number = self.nodes[0], 0
+        self.elastic = plan.elastic is not None
+        self.nodes = list(plan.rank_counts)
+        self.armed: set[int] = set()  # nodes whose workers have joined the process group
         self.is_measuring = False
         self.lose_at = math.inf
-        self._at, self._since = "", 0.0
-
-    def run(self) -> AttemptEnd:
-        """Run until the last record is written or the attempt ends early. Return how it ended."""
-        first, checkpoints = self.session.attempts == 0, ""
-        if self.elastic:  # by the planned id, so that a retry resumes from the checkpoints
-            assert self.running.checkpoints is not None  # checked by job_of
-            checkpoints = str(self.running.checkpoints / planned_id(self.items[0].run_id))
-        plan = self.session.plan(
-            self.items,
-            join_s=max(60.0, self.running.ready_within_s / 2),
-            patience_s=self.session.job.patience_s if first else 0.0,  # may be spent by then
-            ranks=self.nodes if len(self.nodes) < self.mailbox.nodes else [],
-            pairs=links_matter(self.items, self.running.addresses),
-            checkpoints=checkpoints,
-        )
-        self.number, self.host = plan.attempt, plan.host
-        try:
-            return self._until_ended(plan)
-        finally:
-            self.session.laps.lap("measure" if self.is_measuring else "launch torchrun")
 
     def under_way(self) -> str:
         """Return the id of the current run; "" if no run has started or every run has a record.
 
         If no machine reports a current run, the first run without a record is returned.
         """
-        reported = self.mailbox.under_way(self.number)
+        reported = self.mailbox.under_way(self.plan.attempt)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
         return found[0].run_id if found and self.is_measuring else ""
 
@@ -403,22 +390,23 @@ class _Attempt:
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
 
-    def _until_ended(self, plan: Plan) -> AttemptEnd:
+    def run(self) -> AttemptEnd:
         """Poll the machines and their files until this attempt ends. Return how it ended."""
-        within_s = max(ARMED_WITHIN_S, plan.meet_s + 30.0)
+        within_s = self.plan.meet_s + ARMED_MARGIN_S
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
         while missing := self._missing():
             here = {node for node in self.nodes if node not in self.machines.gone}
             if ended := self._loss(missing) or self.machines.out_of_time():
                 return ended
-            armed, now = self.mailbox.armed(self.number), self.clock.monotonic()
+            armed, now = self.mailbox.armed(self.plan.attempt), self.clock.monotonic()
             if not self.is_measuring and armed >= here:
-                self._go(plan)
-            finished = self.mailbox.finished(self.number)
+                self._go()
+            finished = self.mailbox.finished(self.plan.attempt)
             # in an elastic run, torchrun's result counts only on the host of the rendezvous store
             if self.elastic and self.is_measuring:
-                finished, here = [end for end in finished if end["node"] == self.host], {self.host}
+                here = {self.plan.host}
+                finished = [end for end in finished if end["node"] in here]
             if any(end.get("exit_code") != 0 for end in finished):
                 failed_at = min(failed_at, now)
             lost_peers = all_lost_a_peer(finished)
@@ -436,18 +424,18 @@ class _Attempt:
             self.clock.sleep(POLL_S)
         return AttemptEnd(how="finished")
 
-    def _go(self, plan: Plan) -> None:
+    def _go(self) -> None:
         """Let the waiting workers start, in the fastest rank order."""
-        session, self.is_measuring = self.session, True
+        session, plan, self.is_measuring = self.session, self.plan, True
         session.laps.lap("launch torchrun")
-        if self.number == 1:
-            session.log.at_work(sum(session.served.seconds.values()))
+        if plan.attempt == 1:
+            session.log.at_work(session.laps.passed_s)
         self.running.settle()
         order: tuple[Sequence[int], str] = ((), "")
         if plan.pairs:
-            pairs = self.mailbox.pairs(self.number, self.host)
+            pairs = self.mailbox.pairs(plan.attempt, plan.host)
             order = sending_order(pairs, self.nodes, self.items)
-        self.mailbox.go(self.number, *order)
+        self.mailbox.go(plan.attempt, *order)
         lose_after_s = session.job.lose_after_s.get(self.items[0].run_id, math.inf)
         self.lose_at = self.clock.monotonic() + lose_after_s
 
@@ -455,7 +443,7 @@ class _Attempt:
         """Report the current run to the user, and stop a machine if an elastic run requires it.
 
         An elastic run measures the cost of losing a machine. The machine with the highest rank is
-        stopped at the planned time. Replacements that have joined the run are logged.
+        stopped at the planned time.
 
         armed: the nodes whose workers have joined the process group.
         """
@@ -467,9 +455,9 @@ class _Attempt:
             self.lose_at = math.inf
             self.running.revoke(self.nodes[-1])
         self.machines.all_here()
-        for node in session.joining & armed:
-            session.at_work(node)
-            self.running.settle()  # applies the CPU share of the new machine
+        if not armed <= self.armed:  # a replacement has joined the run
+            self.running.settle()  # applies its CPU share
+        self.armed = armed
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
         """Return how a loss or interruption notice ends the attempt; None if the attempt goes on.
@@ -478,35 +466,39 @@ class _Attempt:
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:
-            needed = {self.host, *(node for item in missing for node in item.needs)}
+            needed = {self.plan.host, *(node for item in missing for node in item.needs)}
             if not (lost.nodes and self.is_measuring) or not needed.isdisjoint(lost.nodes):
                 return lost
             if self.elastic:
                 session.lose_meanwhile(missing[0].run_id, lost)
             else:
-                how, _ = session.handle_loss(lost)
-                if how == "give up":  # the items of this attempt can still be measured
-                    session._add_row(lost)
-                    session.remaining = session._possible(session.remaining)
+                session.handle_loss(lost)
         going, leaving_s = self.machines.leaving()
-        if not going or self.elastic:
-            return None
-        left = session.remaining_work(missing, self._needs_s(missing[0]), self.host)
-        if decide(going, left, leaving_s)[0] == "go on":
+        is_needed = self.plan.host in going or not going.isdisjoint(missing[0].needs)
+        ends_before = missing[0].most_s + _OVERHEAD_S <= leaving_s
+        if self.elastic or not is_needed or ends_before:
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
         return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
 
-    def _needs_s(self, item: Item) -> float:
-        """Return the estimated seconds that the current run, `item`, still needs.
 
-        A run that exceeds its estimate may be repeating a disturbed measurement. The result is then
-        the time of a repetition, but at most the rest of the job's `patience_s`.
-        """
-        now = self.clock.monotonic()
-        if item.run_id != self._at:
-            self._at, self._since = item.run_id, now
-        late_s = now - self._since - expected_s(item)
-        if late_s < 0:
-            return -late_s
-        return max(0.0, min(expected_s(item), self.session.job.patience_s - late_s))
+def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
+    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
+    stopped, kind = not isinstance(error, Exception), type(error).__name__
+    reason = str(error) or kind
+    if isinstance(error, OSError):
+        reason = f"the mailbox at {mailbox} could not be used: {error}"
+    elif stopped:
+        reason = f"the launching process was stopped ({kind})"
+    return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
+
+
+def not_served(served: Served, job: Job, status: str, why: str) -> Served:
+    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
+
+    status: "refused" or "failed".
+    why: the reason.
+    """
+    served.outcome = f"{status}: {why}"
+    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
+    return served

@@ -70,7 +70,7 @@ def experience_of(workspace: Workspace) -> Experience:
         conditions,
         hazard=fit_hazard(
             windows,
-            advised=reads.advised(warehouse, provider) if len(windows) else {},
+            advised=reads.advised(warehouse, provider),
             together=seen["lost_together"],
         ),
         availability=fit_availability(seen["requests"]),

@@ -18,7 +18,7 @@ from warehouse import append
 from warehouse.database import rows_of_query
 
 from ..providers.base import ProviderError
-from ..workspace.workspace import Workspace, refresh_command
+from ..workspace.workspace import Workspace
 
 _OF_TYPE = ("devices", "device", "device_memory_gib", "cores", "memory_gib", "bandwidth_gbps")
 _OF_OFFER = ("market", "region", "zone")
@@ -89,20 +89,8 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
     ]
     with workspace.warehouse.transact() as connection:
         append.append(connection, "raw_offers", rows, snapshot_id=refresh_id, as_of=now)
-    types = len({offer.instance_type.name for offer in offers})
-    unpriced = sum(offer.usd_per_hour is None for offer in offers)
-    unknown = f", {unpriced} unpriced" if unpriced else ""
-    return f"prices: {len(offers)} offers of {types} instance types{unknown}{source}"
-
-
-def nothing_to_buy(offers: Sequence[Offer], market: str) -> str:
-    """Return why no machine can be bought in `market`; "" if an offer of `market` has a price."""
-    if any(offer.market == market and offer.usd_per_hour is not None for offer in offers):
-        return ""
-    return (
-        f"no instance type has a {market} price, so nothing can be measured: see `srift offers`, or"
-        " set `market` under [campaign] in srift.toml"
-    )
+    types = {offer.instance_type.name for offer in offers}
+    return f"prices: {len(offers)} offers of {len(types)} instance types{source}"
 
 
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
@@ -141,10 +129,7 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
     Raises:
         ProviderError: if no offers are known or no offer passes the filters.
     """
-    name, now = workspace.provider.name, datetime.now(UTC)
-    offers = current_offers(workspace) or _packaged(workspace) or workspace.provider.offers(now)
-    if not offers:
-        raise ProviderError(f"no offers of {name} are known: run `{refresh_command(name, '0')}`")
+    offers = current_offers(workspace) or offers_now(workspace, datetime.now(UTC))
     rows = [_row(offer) for offer in matching(offers, filters)]
     return sorted(rows, key=lambda row: row["usd_per_hour"] or math.inf)
 
@@ -222,27 +207,25 @@ def _newest(offers: Sequence[Offer]) -> datetime:
     return max(offer.price_as_of for offer in offers)
 
 
-def with_facts(workloads: Sequence[Workload], known: pd.DataFrame) -> list[Workload]:
-    """Return the workloads with measured or imported facts added, such as parameter counts.
+def with_facts(workload: Workload, known: pd.DataFrame) -> Workload:
+    """Return `workload` with measured or imported facts added, such as its parameter count.
 
-    Facts that a workload already has are not replaced.
+    Facts that the workload already has are not replaced.
 
     known: rows of the mart `workloads`, with the facts. Rows with another digest describe other
         versions of the workload, and are ignored.
     """
-    facts = {(row["workload"], row["digest"]): row for row in rows_of(known)}
-    found = []
-    for workload in workloads:
-        row = facts.get((workload.name, workload.digest), {})
-        given = {
-            name: kind(row[name])
-            for name, kind in _FACTS.items()
-            if pd.notna(row.get(name)) and getattr(workload, name) is None
-        }
-        found.append(replace(workload, **given))
-    return found
+    for row in rows_of(known):
+        if (row["workload"], row["digest"]) == (workload.name, workload.digest):
+            given = {
+                name: kind(row[name])
+                for name, kind in _FACTS.items()
+                if pd.notna(row.get(name)) and getattr(workload, name) is None
+            }
+            return replace(workload, **given)
+    return workload
 
 
 def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
     """Return `workload` with facts from the warehouse added, such as its parameter count."""
-    return with_facts([workload], workspace.mart("workloads", workload=workload.name))[0]
+    return with_facts(workload, workspace.mart("workloads", workload=workload.name))

@@ -209,5 +209,4 @@ def _imported(workspace: Workspace, name: str) -> Workload:
     if not len(facts):
         raise unknown(workspace, name)
     (samples,) = facts["samples"].fillna(0)
-    workload = replace(_UNKNOWN, name=name, samples=int(samples))
-    return with_facts([workload], facts)[0]
+    return with_facts(replace(_UNKNOWN, name=name, samples=int(samples)), facts)

@@ -110,7 +110,7 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
     for number, launch in enumerate(launches):
         served = serve_launch(here, launch, f"{trial}-{number:02d}", tally)
         collected = collect_launch(here, served, datetime.now(UTC))
-        tally.add(served, collected)
+        tally.add(served, collected, launch.cluster)
         done = f"{len(served.recorded)} of {len(launch.items)} runs"
         reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
     runs = mart(here.warehouse, "runs", provider="local")

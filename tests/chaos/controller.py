@@ -157,7 +157,7 @@ class Campaigns:
             self.served[lease_id] = (launch, served.outcome)
         collected = collect_launch(here, served, self.world.now)
         self.served[lease_id] = (launch, served.outcome)  # without machines, its row alone
-        tally.add(served, collected)
+        tally.add(served, collected, launch.cluster)
 
     @contextmanager
     def _unreadable(self):

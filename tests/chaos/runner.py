@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from tasks.campaign import budget, campaign
-from tasks.execution import job, mailbox
+from tasks.execution import job, mailbox, session
 from tasks.execution.job import Clock
 from tasks.providers.ec2 import mailbox_s3
 from tasks.providers.ec2.provider import Ec2Provider
@@ -49,7 +49,7 @@ def mortal(world, offers):
     clock = Clock(monotonic=lambda: world.elapsed_s, sleep=world.sleep)
     replaced = [
         (campaign, "datetime", Moment),
-        (campaign, "Clock", lambda: clock),
+        (session, "Clock", lambda: clock),
         (budget, "time", SimpleNamespace(monotonic=clock.monotonic)),
         (budget, "current_offers", lambda here: offers),
         (Warehouse, "create", lambda self: None),  # the template has its tables

@@ -12,9 +12,9 @@ import pytest
 
 from models.domain.cluster import Cluster
 from tasks import node
-from tasks.campaign.campaign import serve
 from tasks.execution.collect import collect
 from tasks.execution.mailbox import Mailbox
+from tasks.execution.session import serve
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tasks.campaign.campaign import serve
+from tasks.execution.session import serve
 from tasks.node.record import Item
 from tasks.providers.local.cluster import LocalCluster
 from tests.benchmarks.placement import Hosts, rewired

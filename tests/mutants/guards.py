@@ -165,8 +165,8 @@ MUTANTS = (
     _of("ledger-since", "models/monitoring/regret_ledger.py", r'used\[used\["measured_at"\] > used\["published_at"\]\]', "used",
         "models/monitoring/test_regret_ledger.py"),
     # Machines that go, and what they may see.
-    _of("spot-margin", "tasks/execution/liveness.py", r"left\.under_way_s \+ MARGIN_S <= leaving_s", "True",
-        "tasks/execution/test_liveness.py"),
+    _of("spot-margin", "tasks/execution/session.py", r"missing\[0\]\.most_s \+ _OVERHEAD_S <= leaving_s", "True",
+        "tasks/execution/test_session.py"),
     _of("spot-notice", "tasks/node/on_ec2/metadata.py", r'("kind": )"interruption"', r'\1"rebalance"',
         "tasks/node/on_ec2/test_metadata.py"),
     _of("spot-going", f"{_EC2}/cluster.py", r'if body\.get\("kind"\) != "interruption":', "if not body:",

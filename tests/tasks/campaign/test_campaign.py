@@ -45,8 +45,8 @@ def tally(cap_usd=1.0, seconds=1000.0):
 
 def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     conv, lm = here.workloads
-    sparse = [replace(conv, modes=(Mode(), SPARSE)), lm]
-    monkeypatch.setattr(campaign, "with_facts", lambda *_: sparse)
+    sparse = {"conv": replace(conv, modes=(Mode(), SPARSE)), "lm": lm}
+    monkeypatch.setattr(campaign, "with_facts", lambda one, _: sparse[one.name])
     launch = shop(here)[0]
     assert [(item.kind, item.mode, item.seed) for item in launch.items] == [
         ("learn", mode, seed) for mode in (Mode(), SPARSE) for seed in (1, 2)
@@ -96,7 +96,7 @@ def test_a_dry_run_forgets_measurements_of_an_edited_workload(here):
     past = {
         "workloads": pd.DataFrame({"workload": ["conv", "lm"], "digest": ["old", lm.digest]}),
         "runs": pd.DataFrame({"workload": ["conv", "lm"]}),
-        "profiles": pd.DataFrame(),
+        "profiles": pd.DataFrame({"workload": ["conv"]}),
         "probes": pd.DataFrame({"cluster": ["2xs.small"]}),
     }
     today = campaign._of_today(past, here.workloads)
@@ -165,7 +165,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
     for launch in campaign.within(here, None, spent):  # acquiring a machine would raise
         needing = replace(launch, items=tuple(item for item in launch.items if item.workload))
         served.append(campaign.serve_launch(here, needing, "r-00", spent))
-        spent.add(served[-1], Collected())
+        spent.add(served[-1], Collected(), launch.cluster)
     assert [one.mailbox for one in served] == [None] and set(spent.lacking) == {"conv"}
 
 
@@ -175,8 +175,7 @@ def bought(here, monkeypatch, refuse):
     spent, launches = tally(0.004), []
     for launch in campaign.within(here, None, spent):
         launches.append(launch)
-        outcome = "refused: no capacity" if refuse(launch) else "finished"
-        served = Served(lease_id="r-00", outcome=outcome)
+        served = Served(lease_id="r-00", unavailable=refuse(launch))
         spent.add(served, Collected(), launch.cluster)
     return launches
 
@@ -226,7 +225,8 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     def launches(*statuses, workspace=elastic, seconds=400.0):
         runs = {"workload": "conv", "workload_digest": conv.digest, "status": list(statuses)}
         marts = {"recommendations": pd.DataFrame([row]), "elastic_runs": pd.DataFrame(runs)}
-        monkeypatch.setattr(Workspace, "mart", lambda _, name, **__: marts[name])
+        stored = lambda _, name, workload="conv": marts[name].query("workload == @workload")  # noqa: E731
+        monkeypatch.setattr(Workspace, "mart", stored)
         return list(campaign.within(workspace, None, tally(1.0, seconds)))
 
     [launch] = launches()

@@ -17,6 +17,7 @@ from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
 from tasks.campaign.budget import Tally
 from tasks.execution import data as execution_data
+from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
@@ -118,9 +119,10 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     file = here.settings.root / "srift.toml"
     file.write_text(file.read_text().replace("samples", 'data = "s3://photos/cats"\nsamples'))
     aws = FakeAws()
+    monkeypatch.setattr(execution_data, "connect", lambda _: Ec2Api(aws.clients, aws.clock))
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
-    [row] = dry_run.planned(open_workspace("ec2"), [one], offers(), tally(50.0), NOON, aws.clients)
+    [row] = dry_run.planned(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
     assert any("123 days old" in each for each in row["said"])

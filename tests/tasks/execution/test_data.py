@@ -45,7 +45,7 @@ def carrier(tmp_path):
         file.write_text(file.read_text().replace("entrypoint", f'data = "{data}"\nentrypoint', 1))
         chosen = {"home": installed.home, "ec2": Ec2(bucket="mailbox", regions=(REGION,), **ec2)}
         workspace = replace(installed, settings=load_settings(file).model_copy(update=chosen))
-        return DataCarrier(workspace, lambda service, region: boto3.client(service, region))
+        return DataCarrier(workspace)
 
     return made
 

@@ -7,7 +7,7 @@ import pytest
 from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.execution.job import START_UP_S, expected_devices, job_of
+from tasks.execution.job import expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError
@@ -21,19 +21,19 @@ def settings(tmp_path):
     return install(tmp_path).settings
 
 
-def made(settings, kind="train"):
+def made(settings):
     """Return the job of a train, a profile and a probe on four machines."""
     machines = DescribedMachines(unpriced=frozenset({"n.medium"}))
     offers = {one.instance_type.name: one for one in machines.offers(NOON) if one.market == "spot"}
     cluster = Cluster.of((1, offers["s.large"]), (2, offers["s.small"]), (1, offers["n.medium"]))
     train = PlannedRun(
-        kind=kind, workload="conv", nodes=(0, 1, 2), batches=(32, 8, 8), est_s=1.0, reason="a"
+        kind="train", workload="conv", nodes=(0, 1, 2), batches=(32, 8, 8), est_s=1.0, reason="a"
     )
     profile = replace(train, kind="profile", workload="lm", nodes=(1,), batches=(2, 4))
     probe = PlannedRun(kind="probe", nodes=(0, 3), message_bytes=(4096,), est_s=1.0)
     items = (replace(train, accumulation_steps=2), profile, probe)
     launch = PlannedLaunch(cluster=cluster, items=items, est_s=9.0, est_usd=0.1, reason="")
-    return job_of(launch, settings, lease_id="L", seed=5, deadline_s=60.0, data={})
+    return job_of(launch, settings, lease_id="L", deadline_s=60.0, data={})
 
 
 def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings):
@@ -41,9 +41,9 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings)
     train, profile, probe = job.items
     assert [item.run_id for item in job.items] == ["L-000", "L-001", "L-002"]
     assert (train.nodes, train.batches, train.accumulation_steps) == ([0, 1, 2], [32, 8, 8], 2)
-    assert (profile.workload, profile.nodes, profile.seed) == ("lm", [1], 5)
+    assert (profile.workload, profile.nodes, profile.seed) == ("lm", [1], job.seed)
     assert (probe.workload, probe.nodes, probe.message_bytes) == ("", [0, 3], [4096])
-    assert job.deadline_s == 60.0 + START_UP_S and job.expected == (HOST,) * 4
+    assert job.expected == (HOST,) * 4
 
 
 def test_setups_describe_the_machines_that_take_part(settings):
@@ -78,11 +78,6 @@ def test_a_machine_measures_on_its_types_devices_and_an_emulated_one_on_any():
     assert expected_devices(cluster, emulated=False) == bought
     emulated = (Devices(name=ANY, count=4), Devices(name=ANY, count=1), HOST)
     assert expected_devices(cluster, emulated=True) == emulated
-
-
-def test_an_elastic_run_needs_machines_that_share_a_folder_and_a_first_one_that_stays(settings):
-    with pytest.raises(SettingsError):  # its first machine is on spot
-        made(settings, "elastic")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks.campaign.campaign import serve
 from tasks.execution.mailbox import read_object
+from tasks.execution.session import serve
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
 from tasks.providers.base import NodeState
@@ -227,7 +227,7 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
     [lease] = provider.over
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = read_object(lease.mailbox / "controller/rows/b.json") or {}
-    assert row["status"] == "interrupted" and "Ctrl-C" in row["reason"]
+    assert row["status"] == "interrupted" and "KeyboardInterrupt" in row["reason"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):
@@ -239,10 +239,17 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path):
 
 def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(tmp_path):
     lost = (sells_one, *GOES, at("b"), becomes(1, TAKEN))
-    found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b-again-2"))
-    assert found.rows == [f"b interrupted {GONE}"] and set(found.setups) == {"b", "b-again-2"}
-    assert (found.served.recorded, found.cluster.replaced) == ({"b-again-2"}, [1])
+    found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b"))
+    assert found.rows == [f"r-00-launch interrupted {GONE}"]
+    assert (found.served.recorded, found.cluster.replaced) == ({"b"}, [1])
     assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
+
+
+def test_no_machine_is_requested_without_need_or_time(tmp_path):
+    idle = (sells_one, *GOES, reported("s"), becomes(1, TAKEN), reported("t"))
+    assert launch(tmp_path / "a", job("st"), *idle).cluster.replaced == []
+    late = launch(tmp_path / "b", job("b"), sells_one, *GOES, becomes(1, TAKEN), stop_at=10.0)
+    assert late.cluster.replaced == [] and "too little time" in late.rows[0]
 
 
 def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_path):
@@ -250,7 +257,7 @@ def test_a_machine_without_its_devices_fails_its_runs_and_the_others_go_on(tmp_p
     rest = (first("armed-2.json"), reported("s", "t"))
     seen = launch(tmp_path, job("bst"), ready, failed("b"), *lacking, *rest)
     assert (seen.plan["attempt"], seen.plan["ranks"], seen.runs) == (2, [0], "st")
-    assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.lacked_devices
+    assert seen.served.recorded == set("bst") and seen.rows == [] and seen.served.unavailable
 
 
 @pytest.mark.parametrize("got_usd, measured", [(3.6, 1), (36.0, 0)])
@@ -289,16 +296,16 @@ def test_no_attempt_starts_before_all_machines_have_their_data(tmp_path, with_da
     slow = [ready, *waits(2000), has("ready", 0), has("fetching", 1, bytes=1), *waits(2000)]
     rest = (has("ready", 1), armed(1), reported("a"))
     seen = launch(tmp_path / "a", with_data, *slow, *rest).served
-    assert (seen.recorded, seen.rows, seen.lacked_data) == ({"a"}, [], {})
+    assert (seen.recorded, seen.rows) == ({"a"}, [])
     assert seen.seconds["start hosts"] > 400.0
     late = launch(tmp_path / "b", with_data, *slow, stop_at=300.0)
     assert late.rows[0].startswith("r-00-launch failed ") and len(late.rows) == 1
 
 
-def test_data_that_cannot_be_fetched_delay_nobody_and_their_workload_is_named(tmp_path, with_data):
+def test_data_that_cannot_be_fetched_delay_nobody(tmp_path, with_data):
     lacking = (ready, has("ready", 0), has("failed", 1, reason="denied"))
     seen = launch(tmp_path, with_data, *lacking, armed(1), reported("a")).served
-    assert seen.recorded == {"a"} and seen.lacked_data == {"tiny": "denied"}
+    assert seen.recorded == {"a"}
 
 
 def test_a_workload_that_cannot_be_prepared_costs_its_own_runs_alone(tmp_path):
@@ -336,7 +343,7 @@ def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_
 ):
     lost = launch(tmp_path / "a", ELASTIC, *begins(0))
     assert lost.rows[0].startswith("e interrupted ") and len(lost.rows) == 1
-    again = begins(0, new(0), *waits(3), armed(3), reported("e-again-2"))
+    again = begins(0, new(0), *waits(3), armed(3), reported("e"))
     seen = launch(tmp_path / "b", ELASTIC, sells_one, *again)
-    assert seen.served.outcome.startswith("finished") and "e-again-2" in seen.served.recorded
+    assert seen.served.outcome.startswith("finished") and "e" in seen.served.recorded
     assert seen.plan["checkpoints"].endswith("checkpoints/e")

@@ -94,5 +94,5 @@ def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkey
 def test_a_stated_shape_wins_over_a_stored_one():
     stated = replace(workload("net"), digest=IMPORTED, sequence=2048)
     stored = {"workload": "net", "digest": IMPORTED, "sequence": 4096, "layers": 2}
-    (found,) = with_facts([stated], pd.DataFrame([stored]))
+    found = with_facts(stated, pd.DataFrame([stored]))
     assert (found.sequence, found.layers) == (2048, 2)
