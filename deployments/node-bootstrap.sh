@@ -26,7 +26,7 @@ for left in reversed(range(8)):
     try:
         s3 = boto3.client("s3", region_name=region, endpoint_url=endpoint or None)
         if verb == "failed":
-            machine = f"{role_id}:{Metadata().require('instance-id')}"
+            machine = f"{role_id}:{Metadata().get('instance-id')}"
             body = json.dumps({"reason": value, "failed_unix": time.time()})
             s3.put_object(Bucket=bucket, Key=f"{prefix}/leases/{lease}/{machine}/out/failed.json", Body=body)
         else:

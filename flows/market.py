@@ -14,8 +14,8 @@ take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
 
 
 @flow(name="market", flow_run_name="market {provider}", log_prints=True)
-def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> str:
-    """Store the current instance types and prices, and return a one-sentence summary.
+def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> None:
+    """Store the current instance types and prices, and print a one-sentence summary.
 
     refresh_id: id of the calling refresh; None creates an id.
     republish: also publish a table of recommendations at the new prices.
@@ -26,8 +26,6 @@ def market(provider: str = "local", refresh_id: str | None = None, republish: bo
     workspace = with_public_workloads(workspace)
     refresh_id = refresh_id or new_refresh_id(now)
     note_definitions(workspace, now)
-    summary = take_offers(workspace, refresh_id, now)
-    reporter().say(summary)
+    reporter().say(take_offers(workspace, refresh_id, now))
     if republish:
         publish(provider, refresh_id)
-    return summary

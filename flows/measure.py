@@ -3,7 +3,6 @@
 The results of a cluster are loaded before the next cluster is chosen.
 """
 
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +26,7 @@ from tasks.execution.claims import claim, settle
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served
 from tasks.market.offers import current_offers, offers_now
-from tasks.providers.base import ProviderError
+from tasks.providers.base import NotSwept, ProviderError
 from tasks.reporting.progress import MONEY_SHORT, announce, reporter
 from tasks.training.registry import load_champion
 from tasks.workspace.locking import patience_s, refresh_lock
@@ -38,6 +37,25 @@ serve = task(serve_launch)
 load = task(collect_launch)
 
 
+def prepare(workspace: Workspace, refresh_id: str, max_usd: float | None) -> None:
+    """End overdue and orphaned machines with the flow `reap`, and store the current prices.
+
+    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
+    Other refreshes print a note.
+    """
+    provider = workspace.provider.name
+    if max_usd != 0:
+        for limit in workspace.provider.limits():
+            reporter().say(f"note: {limit}")
+    try:
+        reap(provider)
+    except NotSwept as error:
+        if workspace.spends_money and max_usd != 0:
+            raise
+        reporter().say(f"note: {error}")
+    market(provider, refresh_id, republish=False)
+
+
 @flow(name="measure", log_prints=True)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
@@ -46,12 +64,10 @@ def measure(
 
     The flow ends at the cap on dollars or minutes, or when no further launch is useful.
     max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
-    Returns the number of launches, the number of measurements per status, the dollars spent, and
-    the seconds of each phase.
+    Returns the number of launches, the number of measurements per status, and the dollars spent.
     """
     workspace = open_workspace(provider)
     if max_usd != 0:
-        refuse_unless_swept(workspace, datetime.now(UTC))
         workspace = with_requirements_installed(workspace)  # before `Tally.of` starts the time cap
     champion = load_champion(workspace.home, provider)
     tally = Tally.of(workspace, max_usd, refresh_id)
@@ -84,11 +100,7 @@ def measure_named(
     refuse_unless_well(workspace.settings, provider, max_usd)
     refresh_id = new_refresh_id(now)
     with refresh_lock(workspace.home, refresh_id, patience_s=patience_s()):
-        for limit in workspace.provider.limits():
-            reporter().say(f"note: {limit}")
-        reap(provider)
-        market(provider, refresh_id, republish=False)
-        refuse_unless_swept(workspace, datetime.now(UTC))
+        prepare(workspace, refresh_id, max_usd)
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
@@ -113,20 +125,22 @@ def _serve(
     tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id
-    if tally.cap_usd and (warning := outdating(workspace)):
-        reporter().say(warning)
-    if tally.cap_usd and workspace.spends_money:
-        keep_spending(workspace, datetime.now(UTC))
+    if tally.cap_usd:
+        refuse_unless_swept(workspace, datetime.now(UTC))
+        if warning := outdating(workspace):
+            reporter().say(warning)
+        if workspace.spends_money:
+            keep_spending(workspace, datetime.now(UTC))
     # Another SRIFT_HOME that shares the warehouse must not spend the same dollars. So reserve the
     # dollars before `launches` reads how many dollars are left this month.
     claim(workspace, refresh_id, tally.cap_usd, datetime.now(UTC))
     try:
         for number, launch in enumerate(launches):
             served = serve(workspace, launch, f"{refresh_id}-{number:02d}", tally)
-            started, cluster = time.monotonic(), launch.cluster
-            collected = load(workspace, served, datetime.now(UTC))
-            tally.add(served, collected, load_s=time.monotonic() - started, cluster=cluster)
-            reporter().say(f"  {cluster.name}: {len(served.recorded)} runs, {served.outcome}")
+            tally.add(served, load(workspace, served, datetime.now(UTC)), launch.cluster)
+            reporter().say(
+                f"  {launch.cluster.name}: {len(served.recorded)} runs, {served.outcome}"
+            )
             made.append((launch, served))
     finally:
         reporter().finish()

@@ -1,29 +1,24 @@
 """The scheduled flow, which runs the flows reap, market, measure, retrain and publish in turn."""
 
-import time
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect import State, flow
 from prefect.states import Cancelled
 
-from flows.market import market
-from flows.measure import measure
+from flows.measure import measure, prepare
 from flows.publish import publish
-from flows.reap import reap
 from flows.retrain import retrain
 from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.report import refuse_unless_well
-from tasks.providers.base import NotSwept
 from tasks.reporting.progress import publish_summary, reporter, tell_all
-from tasks.workspace.locking import Busy, patience_s, refresh_lock, store_timings
+from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (
     Workspace,
     new_refresh_id,
     open_workspace,
     refuse_to_spend,
-    spends_money,
 )
 from warehouse.database import DiskFull
 
@@ -41,7 +36,6 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
         measured          a summary of the measurements
         promotion         the decision about the new model
         published_rows    the number of published rows
-        seconds           the seconds of each phase
     """
     refuse_to_spend(provider, max_usd)
     workspace = open_workspace(provider)
@@ -61,52 +55,21 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     """
     tell_all()
     provider = workspace.provider.name
-    clock = time.monotonic()
-    if max_usd != 0:
-        for limit in workspace.provider.limits():
-            reporter().say(f"note: {limit}")
-    _reap(provider, max_usd)
     if provider == PROVIDER:
-        load_public(workspace, datetime.now(UTC))
-    market(provider, refresh_id, republish=False)
-    before_s = time.monotonic() - clock
+        load_public(workspace)
+    prepare(workspace, refresh_id, max_usd)
     measured = measure(refresh_id, provider, max_usd)
-    clock = time.monotonic()
     promotion = retrain(refresh_id, provider)
-    retrained = time.monotonic()
     rows = publish(provider, refresh_id)
-    seconds = {
-        "reap and prices": before_s,
-        **measured["seconds"],
-        "retrain": retrained - clock,
-        "publish": time.monotonic() - retrained,
-    }
-    store_timings(workspace, refresh_id, seconds)
     try:
         workspace.warehouse.back_up()
     except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
-    publish_summary(workspace.report_page, bought, promotion)
-    reporter().say(", ".join(f"{phase} {spent:.1f} s" for phase, spent in seconds.items()))
+    publish_summary("refresh", workspace.report_page, [bought, promotion])
     return {
         "refresh_id": refresh_id,
         "measured": measured,
         "promotion": promotion,
         "published_rows": rows,
-        "seconds": seconds,
     }
-
-
-def _reap(provider: str, max_usd: float | None) -> None:
-    """End overdue and orphaned machines with the flow `reap`.
-
-    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
-    Other refreshes print a note.
-    """
-    try:
-        reap(provider)
-    except NotSwept as error:
-        if spends_money(provider) and max_usd != 0:
-            raise
-        reporter().say(f"note: {error}")

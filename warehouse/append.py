@@ -27,7 +27,6 @@ _KEYS = {
     "raw_claims": "event, refresh_id",
     "raw_models": "provider, version, refresh_id",
     "raw_scores": 'provider, version, refresh_id, split, "group"',
-    "raw_timings": "refresh_id, phase",
     "raw_publications": "publication_id",
     "raw_ledger": "promise_id, evidence",
     "raw_drift": "refresh_id, provider, scope, instance_type, zone",

@@ -264,9 +264,6 @@ create table raw_scores (
     median_width double
 );
 
--- Grain: one row per phase of a refresh, with its seconds.
-create table raw_timings (refresh_id varchar not null, phase varchar not null, seconds double not null);
-
 -- Grain: one row per publication of one provider.
 create table raw_publications (
     publication_id varchar not null,

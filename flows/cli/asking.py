@@ -1,7 +1,7 @@
 """Define the commands recommend, size, table, export, offers and workloads."""
 
-import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.common import Json, Provider, ProviderName, settings, show
-from models.domain.suggestions import nearest_names
 
 app = typer.Typer()
-_HOURS = {"m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}
 Market = Annotated[
     Literal["on-demand", "spot"] | None, typer.Option(help="Only this market. Default: both.")
 ]
@@ -23,27 +21,32 @@ Batch = Annotated[
 ]
 
 
-def hours_of(deadline: str) -> float:
-    """Return the hours of a deadline such as `12h`, `90m` or `2d`. A plain number means hours.
+def duration(text: str) -> float:
+    """Return the hours of a deadline such as `12h`, `90m` or `2d`. A plain number means hours."""
+    return _quantity(text, {"m": 1 / 60, "": 1.0, "h": 1.0, "d": 24.0}, "12h, 90m or 2d")
 
-    Raises BadParameter if the text has another form or the number is 0.
+
+def count(text: str) -> float:
+    """Return the number that a text such as `300M`, `20B` or `1.5T` means."""
+    units = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+    return _quantity(text, units, "300M, 20B or 1.5T")
+
+
+def dollars(text: str) -> float:
+    return _quantity(text, {"": 1.0}, "100 or 99.50")
+
+
+def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
+    """Return the number at the start of `text`, multiplied by the value of its unit in `units`.
+
+    Raises BadParameter if the text has another form than `form`, or if the result is not above 0
+    and at most 1e18.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd]?)", deadline.strip())
-    if match is None or float(match[1]) <= 0:
-        raise typer.BadParameter(f"deadline {deadline!r} is not of the form 12h, 90m or 2d")
-    return float(match[1]) * _HOURS[match[2]]
-
-
-def number_of(text: str) -> float:
-    """Return the number that a text such as `300M`, `20B` or `1.5T` means.
-
-    Raises BadParameter if the text has another form, or the number is not between 1 and 1e18.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", text.strip().upper())
-    tokens = float(match[1]) * 1000.0 ** " KMBT".index(match[2] or " ") if match else 0.0
-    if not 1 <= tokens <= 1e18:
-        raise typer.BadParameter(f"--tokens {text!r} is not a number such as 300M, 20B or 1.5T")
-    return tokens
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]?)", text.strip().lower())
+    found = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
+    if not 0 < found <= 1e18:
+        raise typer.BadParameter(f"{text!r} is not of the form {form}")
+    return found
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
@@ -66,7 +69,7 @@ def _filters(**texts: str | None) -> list[tuple[str, str]]:
 
 
 @app.command("recommend", help="Recommend clusters for a workload at current prices.")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass
 class Recommend:
     """The options of `srift recommend`. typer calls this class like a function."""
 
@@ -74,10 +77,16 @@ class Recommend:
         str, typer.Argument(help="A workload of srift.toml, an import or the public data.")
     ] = ""
     deadline: Annotated[
-        str | None, typer.Option(help="Find the cheapest cluster within this time: 12h, 90m or 2d.")
+        float | None,
+        typer.Option(
+            parser=duration, help="Find the cheapest cluster within this time: 12h, 90m or 2d."
+        ),
     ] = None
     budget: Annotated[
-        float | None, typer.Option(help="Find the fastest cluster for at most this many dollars.")
+        float | None,
+        typer.Option(
+            parser=dollars, help="Find the fastest cluster for at most this many dollars."
+        ),
     ] = None
     p_required: Annotated[
         float | None,
@@ -95,7 +104,8 @@ class Recommend:
         int | None, typer.Option(min=1, help="Tokens per sequence. Default: the model's maximum.")
     ] = None
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, such as 300M, 20B or 1.5T.")
+        float | None,
+        typer.Option(parser=count, help="Tokens to train on, such as 300M, 20B or 1.5T."),
     ] = None
     batch: Batch = None
     market: Market = None
@@ -115,8 +125,6 @@ class Recommend:
     def __post_init__(self) -> None:
         if (self.deadline is None) == (self.budget is None):
             raise typer.BadParameter("give either --deadline or --budget")
-        if self.budget is not None and not 0 < self.budget < math.inf:
-            raise typer.BadParameter("--budget must be a positive number of dollars")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required must be between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):
@@ -125,7 +133,6 @@ class Recommend:
             raise typer.BadParameter("--sequence needs --transformer")
         if self.tokens and self.samples:
             raise typer.BadParameter("give --tokens or --samples, but not both")
-        hours = None if self.deadline is None else hours_of(self.deadline)
         shape = _shape(self.transformer, self.sequence) if self.transformer else None
         settings()
         from models.domain.workload import GOALS, Goal
@@ -135,9 +142,9 @@ class Recommend:
         name = GOALS[0] if self.budget is None else GOALS[1]
         question = Question(
             workload=f"transformer-{shape['parameters'] / 1e9:.3g}b" if shape else self.workload,
-            goal=Goal(goal=name, hours=hours, usd=self.budget, p_required=self.p_required),
+            goal=Goal(goal=name, hours=self.deadline, usd=self.budget, p_required=self.p_required),
             samples=self.samples,
-            tokens=number_of(self.tokens) if self.tokens else None,
+            tokens=self.tokens,
             batch=self.batch,
             transformer=shape,
             by_gpu=self.by_gpu,
@@ -179,16 +186,12 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Print the published table: the best clusters for each workload and goal."""
+    from tasks.recommendation.row_filter import rows_with
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
-    rows = published_rows(settings().home / "published")
-    for column, wanted in (("workload", workload), ("goal", goal), ("provider", provider)):
-        known = sorted({str(row[column]) for row in rows})
-        if wanted is not None and wanted not in known:
-            near = nearest_names(wanted, known)
-            raise typer.BadParameter(f"no published row has {column} {wanted!r}; {near}")
-        rows = [row for row in rows if wanted in (None, row[column])]
+    published = published_rows(settings().home / "published")
+    rows = rows_with(published, workload=workload, goal=goal, provider=provider)
     show(as_json, rows, lambda rows: print_recommendations([r for r in rows if r["rank"] <= top]))
 
 
@@ -215,8 +218,7 @@ def export(
     from warehouse.export import published_rows
 
     rows = published_rows(settings().home / "published")
-    now = datetime.now(UTC)
-    selection = select(rows, workload, now, goal=goal, provider=provider, rank=rank)
+    selection = select(rows, workload, datetime.now(UTC), goal=goal, provider=provider, rank=rank)
     body, text = exports.export(selection, to)
     for warning in selection.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -255,5 +257,5 @@ def workloads(as_json: Json = False) -> None:
     from tasks.workspace.workspace import open_workspace
 
     found, workspace = settings(), open_workspace(PROVIDER)
-    load_public(workspace, datetime.now(UTC))
+    load_public(workspace)
     show(as_json, known_workloads(workspace.warehouse, found), print_workloads)

@@ -11,7 +11,6 @@ import typer
 
 if TYPE_CHECKING:
     from tasks.workspace.settings import Settings
-    from warehouse.database import Warehouse
 
 
 ProviderName = Literal["local", "ec2"]
@@ -48,27 +47,12 @@ def _json_value(value: Any) -> Any:
 
 def settings() -> Settings:
     """Load the settings, create SRIFT_HOME, and make Prefect keep its state there."""
-    from tasks.workspace.settings import SettingsError, load_settings
+    from tasks.workspace.settings import load_settings
 
     found = load_settings()
-    try:
-        found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise SettingsError(
-            f"SRIFT_HOME is {found.home}, but it or a folder above it is a file"
-        ) from None
+    found.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     found.set_server_variables()
     os.environ.setdefault("PREFECT_HOME", str(found.home / "prefect"))
-    # Prefect's default of 20 s is too short on a busy machine.
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     # The console shows only the command's output. Prefect still stores the log of a flow run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     return found
-
-
-def opened() -> tuple[Settings, Warehouse]:
-    """Return the settings and the warehouse. The warehouse file may not exist yet."""
-    from tasks.workspace.shared import open_warehouse
-
-    found = settings()
-    return found, open_warehouse(found)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import DryRun, Json, opened, settings, show
+from flows.cli.common import DryRun, Json, settings, show
 
 app = typer.Typer()
 Facts = Annotated[
@@ -30,15 +30,17 @@ def import_(
     """Load measurements made elsewhere, facts about workloads, or both."""
     if file is None and workloads is None:
         raise typer.BadParameter("give a file of measurements, --workloads, or both")
-    from tasks.data_files.imports import ImportFiles, import_measurements
+    from tasks.data_files.imports import import_measurements
+    from tasks.workspace.shared import open_warehouse
 
-    found, warehouse = opened()
-    if not dry_run:
-        warehouse.create()
+    found = settings()
+    warehouse = open_warehouse(found)
+    warehouse.create()
     imported = import_measurements(
         warehouse,
-        ImportFiles(measurements=file, workloads=workloads),
         datetime.now(UTC),
+        measurements=file,
+        workloads=workloads,
         local_types=found.local.instance_types,
         force=force,
         dry_run=dry_run,
@@ -59,8 +61,9 @@ def forget(
         raise typer.BadParameter("give either the id of an import or --list")
     from tasks.data_files.imports import forget_import, list_imports
     from tasks.reporting.tables import print_imports
+    from tasks.workspace.shared import open_warehouse
 
-    _, warehouse = opened()
+    warehouse = open_warehouse(settings())
     warehouse.create()
     if import_id is None:
         show(as_json, list_imports(warehouse), print_imports)

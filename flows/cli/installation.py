@@ -1,6 +1,5 @@
 """Define the commands that check or repair an installation: doctor, check, restore."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -46,8 +45,7 @@ def doctor(
 
     stated = settings()
     if print_policies:
-        policies = checks.policies_of(stated)
-        show(as_json, policies, json.dumps(policies, indent=2))
+        show(True, checks.policies_of(stated), "")
         return
     if share_warehouse:
         done = checks.share_warehouse(stated)

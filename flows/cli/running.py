@@ -27,10 +27,12 @@ def refresh(
     """Update the prices, the measurements, the model and the published table once."""
     from tasks.workspace.workspace import spends_money
 
-    if month_spent is not None and (dry_run or not spends_money(provider)):
-        raise typer.BadParameter("--month-spent needs --provider ec2, and excludes --dry-run")
-    if month_spent is not None and not 0 <= month_spent < math.inf:
-        raise typer.BadParameter("--month-spent must be a number of dollars, at least 0")
+    usable = spends_money(provider) and not dry_run
+    if month_spent is not None and not (usable and 0 <= month_spent < math.inf):
+        raise typer.BadParameter(
+            "--month-spent must be a number of dollars, at least 0. It needs --provider ec2, and"
+            " excludes --dry-run"
+        )
     if dry_run:
         _show_launches(as_json, provider, max_usd)
         return

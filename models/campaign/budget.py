@@ -99,17 +99,17 @@ def dearest_usd_per_hour(
     Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a
     spot price.
     """
-    known: dict[tuple[str, str, str], float] = {}
-    for offer in (*offers, *cluster.members):
-        key = (offer.instance_type.name, offer.region, offer.market)
-        known[key] = max(known.get(key, 0.0), offer.worst_usd_per_hour or 0.0)
+    known = [*offers, *cluster.members]
     total = 0.0
     for member in cluster.members:
-        name, region = member.instance_type.name, member.region
-        dearest = known.get((name, region, "on-demand"), 0.0)
+        name, usd = member.instance_type.name, {"on-demand": 0.0, "spot": 0.0}
+        for offer in known:
+            if offer.instance_type.name == name and offer.region == member.region:
+                usd[offer.market] = max(usd[offer.market], offer.worst_usd_per_hour or 0.0)
+        dearest = usd["on-demand"]
         if member.market == "spot":
             bid = 1.0 if dearest else spot_margin or 0.0
-            dearest = max(dearest, bid * known[name, region, "spot"])
+            dearest = max(dearest, bid * usd["spot"])
         if member.usd_per_hour is None or not dearest:
             return None
         total += dearest
@@ -151,9 +151,7 @@ def allow(
         why = "its highest possible price is unknown, because an on-demand price is missing"
         return Allowance(refusal=why)
     tightest = min(caps, key=lambda cap: cap.left_usd)
-    deadline_s, left_usd = wished_s, tightest.left_usd - once_usd
-    if worst_usd(usd_per_hour, wished_s) > left_usd:
-        deadline_s = min(wished_s, longest_s(usd_per_hour, left_usd))
+    deadline_s = min(wished_s, longest_s(usd_per_hour, tightest.left_usd - once_usd))
     if deadline_s < least_s:
         needs = worst_usd(usd_per_hour, least_s) + once_usd
         why = f"it may cost up to ${needs:.2f}; ${tightest.left_usd:.2f} is left of {tightest}"

@@ -100,11 +100,6 @@ class PlannedRun:
         return self.workload, self.mode
 
     @property
-    def label(self) -> str:
-        """The name of the workload, followed by the mode unless it is the default mode."""
-        return self.workload if self.mode == Mode() else f"{self.workload} in {self.mode}"
-
-    @property
     def cluster(self) -> str:
         return cluster_name(self.members)
 
@@ -113,26 +108,17 @@ class PlannedRun:
         """The key of the setup; see `domain.setup_table.setup_key`."""
         return row_key(self.row(), {})
 
-    @property
-    def layout(self) -> tuple[int, ...]:
-        return self.devices or (1,) * len(self.members or self.nodes)
-
-    @property
-    def global_batch(self) -> int:
-        """The number of samples that all devices process in one optimizer step."""
-        samples = sum(n * batch for n, batch in zip(self.layout, self.batches, strict=True))
-        return self.accumulation_steps * samples
-
     def row(self) -> dict[str, object]:
-        """Return the setup as columns of a measurement row.
+        """Return the kind and the setup as columns of a measurement row.
 
         For a profile, `batch_per_device` lists all its batches.
         """
         profiled = ", ".join(map(str, self.batches))
         return {
+            "kind": self.kind,
             "workload": self.workload,
             "cluster": self.cluster,
-            "layout": joined(self.layout),
+            "layout": joined(self.devices or (1,)),
             "batch_per_device": profiled if self.kind == "profile" else joined(self.batches),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
@@ -215,7 +201,7 @@ def learning_runs(
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
-    if share < 1 or not _trains(pair, mode):
+    if share < 1 or not _trains([kind, kind], mode):
         return []
     train_s = min(LEARNING_STEPS * costs.core_step_s / kind.cores, LEARNING_MOST_S)
     return [
@@ -223,11 +209,11 @@ def learning_runs(
             kind="learn",
             workload=workload.name,
             mode=shown,
-            members=type_names(pair),
-            devices=(kind.devices,) * 2 if kind.devices > 1 else (),
+            members=pair.type_names,
+            devices=(kind.devices, kind.devices),
             batches=(share, share),
             est_s=costs.build_s + train_s + prior_s(shown),
-            reason=f"checks if {mode.strategy} converges like {mode.dense.strategy}",
+            reason=f"checks if other strategies converge like {mode.dense.strategy}",
             seed=seed,
         )
         for shown in (mode.dense, mode)
@@ -242,8 +228,8 @@ def training_runs(
     *,
     model: Model | None = None,
     costs: Costs,
-) -> dict[Key, PlannedRun]:
-    """Return the training runs of every workload on every cluster, by setup.
+) -> list[PlannedRun]:
+    """Return the training runs of every workload on every cluster.
 
     A workload is measured in all its modes, with these global batches:
 
@@ -258,46 +244,41 @@ def training_runs(
     model: predicts step times, from which the durations of the runs are estimated.
     """
     lines = profiled_lines(profiles)
-    found: dict[Key, tuple[Setup, Workload]] = {}
-    for workload in workloads:
-        for mode, cluster in product(workload.modes, clusters):
-            for setup in _setups(workload, mode, cluster, lines):
-                found.setdefault(setup_key(setup), (setup, workload))
-    step_s = {key: _prior_step_s(*pair, costs) for key, pair in found.items()}
+    found = {
+        setup_key(setup): (setup, _prior_step_s(setup, workload, costs))
+        for workload in workloads
+        for mode, cluster in product(workload.modes, clusters)
+        for setup in _setups(workload, mode, cluster, lines)
+    }
+    setups = [setup for setup, _ in found.values()]
+    step_s = np.array([prior for _, prior in found.values()])
     if model is not None:
-        known = {
-            key: setup.row()
-            for key, (setup, _) in found.items()
-            if model.knows((setup.workload, setup.mode), type_names(setup.cluster))
-        }
-        if known:
-            predicted = model.predict(pd.DataFrame(list(known.values())))["step_s"]
-            step_s |= dict(zip(known, predicted.astype(float), strict=True))
-    return {key: training_run(setup, step_s[key], costs) for key, (setup, _) in found.items()}
+        known = [model.knows((one.workload, one.mode), one.cluster.type_names) for one in setups]
+        if any(known):
+            rows = pd.DataFrame([setup.row() for setup in setups])
+            step_s[known] = model.predict(rows[known])["step_s"]
+    return [training_run(*pair, costs) for pair in zip(setups, step_s.tolist(), strict=True)]
 
 
 def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
     """Return a run that measures `setup`, whose expected step time is `step_s` seconds."""
-    several = any(offer.instance_type.devices > 1 for offer in setup.cluster.members)
     return PlannedRun(
         kind="train",
         workload=setup.workload,
         mode=setup.mode,
-        members=type_names(setup.cluster),
+        members=setup.cluster.type_names,
+        devices=setup.layout,
         batches=setup.batch_per_device,
         accumulation_steps=setup.accumulation_steps,
         est_s=min(costs.run_s(step_s), costs.train_most_s) + prior_s(setup.mode),
-        devices=setup.layout if several else (),
     )
 
 
-def type_names(cluster: Cluster) -> tuple[str, ...]:
-    return tuple(offer.instance_type.name for offer in cluster.members)
+def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
+    """Return True if the devices of the machines, by kind and number, support `mode`.
 
-
-def _trains(cluster: Cluster, mode: Mode) -> bool:
-    """Return True if the cluster's devices, by kind and number, support `mode`."""
-    types = [offer.instance_type for offer in cluster.members]
+    types: the instance type of each machine.
+    """
     computing = all(computes(one.device, mode) for one in types)
     return computing and runs_on([one.devices for one in types], mode)
 
@@ -332,7 +313,7 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
     """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
-    if not _trains(cluster, mode):
+    if not _trains(types, mode):
         return
     totals = list(global_batches(workload.global_batch_least, workload.global_batch_most))
     sizes = [*((total, 1) for total in totals), (totals[0] // 2, 1), (totals[0], 2)]
@@ -384,7 +365,7 @@ class Schedule:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.names = type_names(cluster)
+        self.names = cluster.type_names
         self.alone_s = [0.0] * len(self.names)
         self.together_s = 0.0
 
@@ -393,11 +374,11 @@ class Schedule:
         """The seconds from the start of the first run to the end of the last run."""
         return max(self.alone_s) + self.together_s
 
-    def extra_s(self, run: PlannedRun) -> float:
-        """Return the seconds by which `run` would extend the launch."""
+    def seconds_with(self, run: PlannedRun) -> float:
+        """Return what `seconds` would be after adding `run`."""
         if len(run.members) > 1:
-            return run.est_s
-        return max(0.0, self.alone_s[self._idlest(run)] + run.est_s - max(self.alone_s))
+            return self.seconds + run.est_s
+        return max(self.seconds, self.alone_s[self._idlest(run)] + run.est_s + self.together_s)
 
     def add(self, run: PlannedRun) -> tuple[int, ...]:
         """Add `run` to the schedule and return the indices of the machines that it uses."""

@@ -23,13 +23,12 @@ from .value_of_information import (
     ChoiceSet,
     Joint,
     OpenChoice,
+    aim_and_meeting,
     choices,
-    judged,
     run_values,
 )
 
 _TRUTHS = 400  # joint draws of the step times
-_ROUNDING = 1e-10  # keeps the covariance positive definite
 
 
 class Pilots(NamedTuple):
@@ -78,7 +77,7 @@ def choose_pilots(
         value = run_values([question], belief, left)[left]
         # If no single run would change the choice, two runs together may.
         if not value.any():
-            value = (belief.mean_shift(left)[question.places] ** 2).mean(axis=0)
+            value = (belief.mean_shift(left)[:, question.places] ** 2).mean(axis=1)
         chosen.append(left.pop(int(np.argmax(value.round(9)))))
         belief = belief.given(chosen[-1])
     regret, *after = simulated(question, now, chosen, seed=seed)
@@ -95,15 +94,14 @@ def simulated(
     Regret is the loss of the chosen setup minus the lowest loss of all setups. The mean is taken
     over joint draws of the true step times. `pilots` has positions in `belief`.
     """
-    random, size = np.random.default_rng(seed), len(belief.mean)
-    root = np.linalg.cholesky(belief.covariance + _ROUNDING * np.eye(size))
-    truth = belief.mean[:, None] + root @ random.standard_normal((size, _TRUTHS))
-    measured = truth + np.sqrt(belief.noise)[:, None] * random.standard_normal((size, _TRUTHS))
-    loss = weighed(question.goal, *judged(question, truth, np.zeros(size)))[:, 0, :]
-    belief = belief._replace(mean=np.repeat(belief.mean[:, None], _TRUTHS, axis=1))
+    random, places = np.random.default_rng(seed), question.places
+    truth = random.multivariate_normal(*belief[:2], _TRUTHS, method="eigh", check_valid="ignore")
+    measured = random.normal(truth, np.sqrt(belief.noise))
+    loss = weighed(question.goal, *aim_and_meeting(question, truth[:, places], np.zeros(1)))
     for place in (None, *pilots):
         if place is not None:
-            belief = belief.given(place, measured[place])
-        picks = choices(question, *judged(question, belief.mean, belief.variance))
-        regret = np.take_along_axis(loss, picks, axis=0) - loss.min(axis=0)
+            belief = belief.given(place, measured[:, place])
+        mean, variance = belief.mean[..., places], belief.variance[places]
+        picks = choices(question, *aim_and_meeting(question, mean, variance))
+        regret = loss[np.arange(_TRUTHS), picks] - loss.min(axis=1)
         yield float(regret.mean())

@@ -32,6 +32,7 @@ import pandas as pd
 
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
+from ..domain.workload import label
 from .candidates import Model, PlannedRun
 from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 
@@ -87,10 +88,16 @@ class WorkloadValues(NamedTuple):
         squared correlation of the two runs.
         """
         place = self.places[run]
-        alike = (self.belief.mean_shift([place])[:, 0] / self.belief.outcome_sd) ** 2
+        alike = (self.belief.mean_shift([place])[0] / self.belief.outcome_sd) ** 2
         regret = self.regret * np.clip(1 - alike, 0.0, 1.0)
         regret[place] = 0.0
         return self._replace(belief=self.belief.given(place), regret=regret)
+
+    def computed(self) -> WorkloadValues:
+        """Return the values with `regret` computed again from `belief`."""
+        # Planned runs never raise a value, so runs whose value is 0 are skipped.
+        left = [place for place in self.places.values() if self.regret[place] > 0]
+        return self._replace(regret=run_values(self.questions, self.belief, left))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +136,7 @@ class Knowledge:
         for row, at in zip(rows_of(past.runs), measured_at, strict=True):
             names = types_of(row["cluster"])
             # a run without a time (NaT) is not stale, because comparisons with NaT are False
-            if at <= max([before, *(drifted[name] for name in names if name in drifted)]):
+            if at <= max(before, *(drifted.get(name, before) for name in names)):
                 stale.update(names)
                 continue
             fresh.update(names)
@@ -149,17 +156,17 @@ class Knowledge:
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:
         """Store `model`, and compute the values of all `runs` that it can predict."""
         self.model = model = model._replace(types=model.types - self.doubted)
-        fresh = [
-            row
-            for row in rows_of(model.fresh)
-            if model.knows((row["workload"], mode_of(row)), types_of(row["cluster"]))
-        ]
         known = [run for run in runs if model.knows(run.trained, run.members)]
         for name, choice_set in model.choice_set.items():
             mine = [run for run in known if run.workload == name]
-            new = [row for row in fresh if row["workload"] == name][-_MOST_FRESH:]
+            new = [
+                row
+                for row in rows_of(model.fresh)
+                if row["workload"] == name
+                and model.knows((name, mode_of(row)), types_of(row["cluster"]))
+            ]
             if mine and choice_set.questions:
-                self.values[name] = _valued(choice_set, mine, model, new)
+                self.values[name] = _valued(choice_set, mine, model, new[-_MOST_FRESH:])
 
     def saves(self, run: PlannedRun) -> float | None:
         """Return how much `run` is expected to lower regret, in addition to the planned runs.
@@ -174,13 +181,13 @@ class Knowledge:
         return float(values.regret[values.places[run]])
 
     def needs(self, run: PlannedRun) -> bool:
-        """Return True if the profile or probe `run` is still needed.
+        """Return True if `run` is still needed: it is neither measured nor planned.
 
-        A run is needed until it is measured or planned. A probe (a sweep of all-reduces) is not
+        A probe (a sweep of all-reduces) is not
         needed if the model can predict all its instance types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
-        return _identity_of(run) not in self.done and not (run.kind == "probe" and known)
+        return _identity(run.row(), {}) not in self.done and not (run.kind == "probe" and known)
 
     def value(self, run: PlannedRun) -> float:
         """Return the value of the training run `run` (see the module's docstring)."""
@@ -192,7 +199,7 @@ class Knowledge:
     def add(self, run: PlannedRun) -> None:
         """Count the planned `run` as if it had been measured."""
         if run.kind != "train":
-            self.done.add(_identity_of(run))
+            self.done.add(_identity(run.row(), {}))
             return
         self.seen.update(_features(run.key))
         values = self.values.get(run.workload)
@@ -205,24 +212,16 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Compute the values of the runs of `workloads` again, after further runs were planned."""
         for name in self.values.keys() & set(workloads):
-            old = self.values[name]
-            # Planned runs never raise a value, so runs whose value is 0 are skipped.
-            left = [place for place in old.places.values() if old.regret[place] > 0]
-            regret = run_values(old.questions, old.belief, left)
-            self.values[name] = old._replace(regret=regret)
+            self.values[name] = self.values[name].computed()
 
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""
         if run.kind != "train":
-            return f"no {run.kind} of {run.label or run.cluster} yet"
+            return f"no {run.kind} of {label(*run.trained) or run.cluster} yet"
         saved = self.saves(run)
         if saved is None:
             return "little is known about this setup"
         return f"may change a choice for {run.workload}; expected to save {saved:.1%}"
-
-
-def _identity_of(run: PlannedRun) -> Feature:
-    return _identity(run.row() | {"kind": run.kind}, {})
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
@@ -268,16 +267,16 @@ def _valued(
     measured runs, with `step_s`, that the model was not trained on.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
-    cheapest = sorted(runs, key=lambda run: (run.est_s * len(run.members), run.cluster))
-    valued = sorted(cheapest, key=lambda run: run.key not in keys)[:_MOST_RUNS]
+
+    def order(run: PlannedRun) -> tuple[bool, float, str]:
+        return run.key not in keys, run.est_s * len(run.members), run.cluster
+
+    valued = sorted(runs, key=order)[:_MOST_RUNS]
     rows = [*(setup.row() for setup in choice_set.setups), *(run.row() for run in valued), *fresh]
-    frame = pd.DataFrame(rows).drop(columns=["step_s", "sync_s"], errors="ignore")
-    belief = Belief(*model.joint(frame))
+    belief = Belief(*model.joint(pd.DataFrame(rows)))
     first = len(choice_set.setups)
     for place, row in enumerate(fresh, start=first + len(valued)):
         belief = belief.given(place, np.log(row["step_s"]))
     places = {run: place for place, run in enumerate(valued, start=first)}
-    regret = run_values(choice_set.questions, belief, list(places.values()))
-    return WorkloadValues(
-        questions=choice_set.questions, belief=belief, places=places, regret=regret
-    )
+    unknown = np.ones(len(belief.mean))
+    return WorkloadValues(choice_set.questions, belief, places, regret=unknown).computed()

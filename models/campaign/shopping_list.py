@@ -14,12 +14,12 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, groupby, product
 from typing import Any
 
-from ..domain.cluster import Cluster, Offer, parse_cluster, parse_numbers
+from ..domain.cluster import Cluster, Offer
 from ..domain.numeric import ROUNDING
-from ..domain.setup_table import Key, mode_of
+from ..domain.setup_table import machines_of, mode_of, types_of
 from ..domain.workload import Mode, Workload
 from ..job.restarts import PRIOR_S
 from ..planner.enumeration import Refusal, clusters_of
@@ -34,7 +34,6 @@ from .candidates import (
     profile_of,
     sub_clusters,
     training_runs,
-    type_names,
 )
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
@@ -69,7 +68,7 @@ class CampaignLimits:
     market: str = "spot"
     costs: Costs = field(default_factory=Costs)
 
-    def after(self, launches: Sequence[PlannedLaunch]) -> CampaignLimits:
+    def after(self, *launches: PlannedLaunch) -> CampaignLimits:
         """Return the limits that remain after `launches`, negative where `launches` exceed them."""
         return replace(
             self,
@@ -131,7 +130,7 @@ def shopping_list(
     past: Past,
     *,
     model: Model | None = None,
-    buyable: Mapping[Key, PlannedRun] | None = None,
+    buyable: Sequence[PlannedRun] | None = None,
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
@@ -145,8 +144,7 @@ def shopping_list(
         offers: the newest offers.
         past: the measurements so far.
         model: the predictions of the model in use; None if there is no model.
-        buyable: the training runs to choose from, by setup. The default is the result of
-            `training_runs`.
+        buyable: the training runs to choose from. The default is the result of `training_runs`.
     """
     priced = limits.priced(offers)
     clusters = list(
@@ -157,7 +155,7 @@ def shopping_list(
         runs = training_runs(workloads, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(past, devices)
-    left = {run: None for key, run in runs.items() if ("train", key) not in known.done}
+    left = dict.fromkeys(filter(known.needs, runs))
     if model is not None:
         known.learn(model, left)
     profiles = _profiles(workloads, priced, limits.costs)
@@ -169,7 +167,7 @@ def shopping_list(
         explained = [replace(run, reason=known.reason(run)) for run in picked]
         launch = launch_of(cluster, explained, limits.costs)
         yield launch
-        limits = limits.after([launch])
+        limits = limits.after(launch)
         for run in picked:
             known.add(run)
             left.pop(run, None)
@@ -199,10 +197,10 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return at most one launch per workload, whose runs check if modes converge like DDP.
 
-    `wanted` has the (workload, mode, seeds) triples to check. A launch uses the cheapest pair of
-    equal machines that fits the caps and can train in the modes. All launches together use at most
-    two thirds of the caps. If a launch with all modes of a workload does not fit, the last modes
-    are left out.
+    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the
+    cheapest pair of equal machines that fits the caps and can train in the modes. All launches
+    together use at most two thirds of the caps. If a launch with all modes of a workload does not
+    fit, the last modes are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -214,15 +212,13 @@ def learning_launches(
         max_usd=limits.max_usd * _LEARNING_SHARE,
     )
     found: list[PlannedLaunch] = []
-    for name in dict.fromkeys(workload.name for workload, *_ in wanted):
-        modes = [each for each in wanted if each[0].name == name]
+    for _, checks in groupby(wanted, key=lambda check: check[0].name):
+        modes = list(checks)
         for count, pair in product(range(len(modes), 0, -1), pairs):
-            runs: dict[tuple[Mode, int], PlannedRun] = {}  # several modes share a dense mode
-            for check in modes[:count]:
-                for run in learning_runs(*check, pair, limits.costs):
-                    runs.setdefault((run.mode, run.seed), run)
-            launch = launch_of(pair, list(runs.values()), limits.costs)
-            rest = left.after([launch])
+            found_runs = (learning_runs(*each, pair, limits.costs) for each in modes[:count])
+            runs = list(dict.fromkeys(chain(*found_runs)))  # several modes share a dense mode
+            launch = launch_of(pair, runs, limits.costs)
+            rest = left.after(launch)
             if runs and rest.are_kept:
                 found.append(launch)
                 left = rest
@@ -242,25 +238,25 @@ def elastic_launch(
     - A machine is not on offer.
     - The launch would exceed the limits.
     """
-    types = parse_cluster(recommended["cluster"]) if isinstance(recommended["cluster"], str) else ()
-    mode = mode_of(recommended)
+    name, mode = recommended["cluster"], mode_of(recommended)
+    types = types_of(name) if isinstance(name, str) else ()
     by_market = {(offer.instance_type.name, offer.market): offer for offer in reversed(offers)}
-    wanted = [(name, "spot" if at else "on-demand") for at, name in enumerate(types)]
-    whole = mode == Mode(precision=mode.precision)
-    if len(types) < 2 or not whole or not by_market.keys() >= set(wanted):
+    wanted = [(kind, "spot" if at else "on-demand") for at, kind in enumerate(types)]
+    if len(types) < 2 or mode != Mode(mode.precision) or not by_market.keys() >= set(wanted):
         return None
     cluster = Cluster(members=tuple(by_market[one] for one in wanted))
     if limits.fits(cluster):
         return None
-    step_s = float(recommended["step_s"])
+    devices, batches = machines_of(name, recommended["layout"], recommended["batch_per_device"], {})
+    step_s = recommended["step_s"]
     every = max(1, round(_ELASTIC_WORK_S / step_s / 10))
     run = PlannedRun(
         kind="elastic",
         workload=recommended["workload"],
         mode=mode,
         members=types,
-        devices=parse_numbers(recommended["layout"], len(types), "layout"),
-        batches=parse_numbers(recommended["batch_per_device"], len(types), "batch_per_device"),
+        devices=devices,
+        batches=batches,
         accumulation_steps=int(recommended["accumulation_steps"]),
         steps=10 * every,
         checkpoint_every=every,
@@ -270,7 +266,7 @@ def elastic_launch(
         reason="the cost of losing a machine",
     )
     launch = launch_of(cluster, [run], limits.costs)
-    return launch if limits.after([launch]).are_kept else None
+    return launch if limits.after(launch).are_kept else None
 
 
 def _next_launch(
@@ -294,19 +290,22 @@ def _next_launch(
     best: tuple[Cluster, list[PlannedRun]] | None = None
     most = 0.0
     for cluster in clusters:
-        names, price = type_names(cluster), _usd_per_second(cluster)
-        if costs.minimum_s * price > limits.max_usd:
+        names, price = cluster.type_names, _usd_per_second(cluster)
+        affordable_s = min(limits.max_seconds, limits.max_usd / price)
+        if costs.minimum_s > affordable_s:
             continue
         first = [run for run in wanted if run.members[0] in names]
-        for members in dict.fromkeys([names[:2], names]):
-            probe = PlannedRun(
+        probes = [
+            PlannedRun(
                 kind="probe", members=members, message_bytes=MESSAGE_BYTES, est_s=costs.probe_s
             )
-            if len(members) > 1 and known.needs(probe):
-                first.append(probe)
-        most_s = min(limits.max_seconds, limits.max_usd / price) - costs.launch_s
+            for members in dict.fromkeys([names[:2], names])
+            if len(members) > 1
+        ]
+        first += filter(known.needs, probes)
+        most_s = affordable_s - costs.launch_s
         picked, per_s = _fill(cluster, first, valued, known, costs, most_s)
-        value = per_s / max(1 / limits.max_seconds, price / limits.max_usd)
+        value = per_s * affordable_s
         if picked and (best is None or value > most * (1 + ROUNDING)):
             best, most = (cluster, picked), value
     return best
@@ -332,24 +331,23 @@ def _fill(
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []
     for run in first:
-        if schedule.seconds + schedule.extra_s(run) <= most_s:
+        if schedule.seconds_with(run) <= most_s:
             chosen.append(run)
             schedule.add(run)
             trial.add(run)
     first_value = sum(_VALUES[run.kind] for run in chosen)
     first_s = schedule.seconds
-    parts = sub_clusters(type_names(cluster))
+    parts = sub_clusters(cluster.type_names)
     runs = [pair for members in parts for pair in valued.get(members, ()) if pair[0] > 0]
     # Adding a run only lowers the values of other runs. A value in the heap is therefore an upper
     # bound, and is computed again when it comes to the top.
     heap = [(-_per_second(value, run), at) for at, (value, run) in enumerate(runs)]
     heapq.heapify(heap)
-    trains: list[PlannedRun] = []
     total = 0.0
     while heap:
         _, at = heapq.heappop(heap)
         run = runs[at][1]
-        if schedule.seconds + schedule.extra_s(run) > most_s:
+        if schedule.seconds_with(run) > most_s:
             continue
         value = trial.value(run)
         if heap and -_per_second(value, run) > heap[0][0]:
@@ -359,13 +357,13 @@ def _fill(
         after_s = costs.billed_s(schedule.seconds - first_s + run.est_s)
         if value <= 0 or (after_s > before_s and value / run.est_s < total / before_s):
             break
-        trains.append(run)
+        chosen.append(run)
         schedule.add(run)
         trial.add(run)
         total += value
-    if not trains and not any(run.kind == "profile" for run in chosen):
+    if all(run.kind == "probe" for run in chosen):
         return [], 0.0
-    return [*chosen, *trains], (first_value + total) / costs.billed_s(schedule.seconds)
+    return chosen, (first_value + total) / costs.billed_s(schedule.seconds)
 
 
 def _per_second(value: float, run: PlannedRun) -> float:

@@ -45,8 +45,9 @@ _MOST, _MOST_SAFE = 30, 10  # maximum setups per goal with the best objective, a
 class Belief(NamedTuple):
     """A joint normal distribution of the log step seconds of n setups.
 
-    `mean` is an (n,) array, and `covariance` is an (n, n) array. `noise` is an (n,) array: the
-    variance of a measured log step time around the setup's true value.
+    `mean` is an (n,) array, or a (draws, n) array with a mean for each draw. `covariance` is an
+    (n, n) array. `noise` is an (n,) array: the variance of a measured log step time around the
+    setup's true value.
     """
 
     mean: FloatArray
@@ -61,13 +62,13 @@ class Belief(NamedTuple):
         """Return the distribution after a run of the setup at position `place`.
 
         `log_step` is the measured log step time; None changes only the covariance. If `log_step` is
-        a (draws,) array of possible measurements, `mean` of the result is (n, draws).
+        a (draws,) array of possible measurements, `mean` of the result is (draws, n).
         """
-        across = self.covariance[:, place]
+        across = self.covariance[place]
         total = self.outcome_sd[place] ** 2
-        moved = 0.0 if log_step is None else (log_step - self.mean[place]) / total
+        moved = 0.0 if log_step is None else (log_step - self.mean[..., place]) / total
         covariance = self.covariance - np.outer(across, across) / total
-        return Belief(self.mean + np.multiply.outer(across, moved), covariance, self.noise)
+        return Belief(self.mean + np.multiply.outer(moved, across), covariance, self.noise)
 
     @property
     def outcome_sd(self) -> FloatArray:
@@ -75,12 +76,12 @@ class Belief(NamedTuple):
         return np.sqrt(np.maximum(self.variance + self.noise, 1e-12))
 
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
-        """Return an (n, places) array: how much a run changes the mean log step time of each setup.
+        """Return a (places, n) array: how much a run changes the mean log step time of each setup.
 
-        Column j is for a run of the setup at position `places[j]`, if its log step time is measured
+        Row j is for a run of the setup at position `places[j]`, if its log step time is measured
         one standard deviation (`outcome_sd`) above the mean.
         """
-        return self.covariance[:, places] / self.outcome_sd[places]
+        return self.covariance[places] / self.outcome_sd[places, None]
 
 
 class OpenChoice(NamedTuple):
@@ -111,8 +112,8 @@ def choice(question: OpenChoice, belief: Belief) -> int:
     The best setup has the lowest finite loss. If no loss is finite, the setup that is most likely
     to keep the goal's limit is the best.
     """
-    found = judged(question, belief.mean[:, None], belief.variance)
-    return int(choices(question, *found)[0, 0])
+    mean, variance = belief.mean[question.places], belief.variance[question.places]
+    return int(choices(question, *aim_and_meeting(question, mean, variance)))
 
 
 def gain(
@@ -123,60 +124,44 @@ def gain(
     `runs` has the position in `belief` of each run's setup.
     """
     now = choice(question, belief)
-    shift = belief.mean_shift(runs)[question.places][:, :, None]
-    mean = belief.mean[question.places][:, None, None] + shift * _NODES
-    variance = np.maximum(belief.variance[question.places][:, None, None] - shift**2, 0.0)
+    shift = belief.mean_shift(runs)[:, None, question.places]
+    mean = belief.mean[question.places] + shift * _NODES[:, None]
+    variance = np.maximum(belief.variance[question.places] - shift**2, 0.0)
     found = aim_and_meeting(question, mean, variance)
     picks, loss = choices(question, *found), weighed(question.goal, *found)
-    saved = loss[now] - np.take_along_axis(loss, picks[None], axis=0)[0]
+    saved = loss[..., now] - np.take_along_axis(loss, picks[..., None], axis=-1)[..., 0]
     return np.maximum(saved @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
 
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the `Meeting` for each setup, run and outcome of the run.
+    """Return the log objective and the `Meeting` of each setup of `question`.
 
-    An outcome is a possible measurement. A `Meeting` has the chance of keeping the goal's limit and
-    the expected excess over the limit. `mean` and `variance` of log step seconds must broadcast
-    to (setups, runs, outcomes), the shape of the results.
+    A `Meeting` has the chance of keeping the goal's limit and the expected excess over the limit.
+    `mean` and `variance` are those of the log step seconds. They must broadcast to (..., setups),
+    the shape of the results.
     """
-    goal, tall = question.goal, (slice(None), None, None)
-    work = question.hours_per_step_s[tall] * np.exp(mean)
-    hours = question.fixed_hours[tall] + work
-    usd = hours * question.usd_per_hour[tall] + question.download_usd[tall]
+    goal = question.goal
+    work = question.hours_per_step_s * np.exp(mean)
+    hours = question.fixed_hours + work
+    usd = hours * question.usd_per_hour + question.download_usd
     logs = {"hours": np.log(hours), "usd": np.log(usd)}
-    spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd[tall] ** 2)
-
-    log_used = logs[goal.used] + question.irreducible_mean[tall]
+    spread = np.sqrt(variance * (work / hours) ** 2 + question.irreducible_sd**2)
+    log_used = logs[goal.used] + question.irreducible_mean
     return logs[goal.objective], normal_meeting(log_used, spread, goal.limit)
 
 
-def judged(
-    question: OpenChoice, mean: FloatArray, variance: FloatArray
-) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the `Meeting` of each setup of `question`, for several draws.
-
-    `mean` (n, draws) has draws of the mean log step seconds of all n setups of a `Belief`.
-    `variance` (n,) is the variance around these means. Both results have the shape (setups of
-    `question`, 1, draws).
-    """
-    places = question.places
-    return aim_and_meeting(question, mean[places][:, None, :], variance[places][:, None, None])
-
-
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
-    """Return a (runs, outcomes) array: the setup that is chosen after each outcome of a run.
+    """Return the setup that is chosen, as its position in `question.places`.
 
-    A setup is given as its position in `question.places`. `log_aim` and `meeting` are the results
-    of `aim_and_meeting`. The setup with the lowest finite loss is chosen. If no loss is finite, the
-    setup that is most likely to keep the limit is chosen.
+    `log_aim` and `meeting` are the (..., setups) results of `aim_and_meeting`. The setup with the
+    lowest finite loss is chosen. If no loss is finite, the setup that is most likely to keep the
+    limit is chosen.
     """
     loss = losses(question.goal, log_aim, meeting)
-    none = ~np.isfinite(loss).any(axis=0)
-    best: IntArray = np.where(
-        none, np.argmax(meeting.chance, axis=0), np.argmin(loss.round(9), axis=0)
-    )
+    cheapest, safest = loss.round(9).argmin(axis=-1), meeting.chance.argmax(axis=-1)
+    best: IntArray = np.where(np.isfinite(loss).any(axis=-1), cheapest, safest)
     return best
 
 
@@ -221,17 +206,16 @@ def choice_set_of(
     A goal is left out if fewer than two setups compete for it. `predictions` has a row for each of
     `setups`, in the same order.
     """
-    if not setups:
-        return ChoiceSet(setups=(), questions=())
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
     sd = np.log(high_s / low_s) / 2 / Z_90
     outcomes = ndtri((np.arange(_OUTCOMES) + 0.5) / _OUTCOMES)
     draws = step_s[:, None] * np.exp(sd[:, None] * outcomes)
     costs = job_costs(workload, setups, predictions, draws, job_conditions=conditions)
-    irreducible = np.log(costs.sampled_hours / costs.hours_by_draw)
+    irreducible = np.log(costs.drawn["hours"] / costs.expected_by_draw["hours"])
     fixed = costs.conditions.startup_s / 3600
-    contending = {goal: _contending(goal, costs).tolist() for goal in workload.goals}
+    variable = np.maximum(costs.expected["hours"] - fixed, 1e-12)
+    contending = {goal: _contending(goal, costs) for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
     chosen = sorted(set().union(*contending.values()))
     questions = [
@@ -239,7 +223,7 @@ def choice_set_of(
             goal=goal,
             places=np.searchsorted(chosen, picked),
             fixed_hours=fixed[picked],
-            hours_per_step_s=np.maximum(costs.hours - fixed, 1e-12)[picked] / step_s[picked],
+            hours_per_step_s=variable[picked] / step_s[picked],
             usd_per_hour=costs.usd_per_hour[picked],
             download_usd=costs.download_usd[picked],
             irreducible_sd=np.std(irreducible[picked], axis=1),
@@ -252,18 +236,16 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
-    """Return the positions of the setups that may be chosen for `goal`, sorted by the objective.
+    """Return the positions of the setups that may be chosen for `goal`, in ascending order.
 
-    A setup needs a known price, and a chance of at least 2 % (LEAST_CHANCE) of keeping the limit.
+    A setup needs a known objective, and a chance of at least 2 % (LEAST_CHANCE) of keeping the
+    limit.
     """
-    usable = costs.usd_per_hour > 0
-    aim = costs.expected(goal.objective)
-    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
-    hopeful = usable & (meeting.chance >= LEAST_CHANCE)
-    log_aim = np.log(aim, out=np.full(len(aim), np.inf), where=usable)
-    loss = losses(goal, log_aim, meeting)
+    aim = costs.expected[goal.objective]
+    meeting = drawn_meeting(costs.drawn[goal.used], goal.limit)
+    hopeful = np.isfinite(aim) & (meeting.chance >= LEAST_CHANCE)
+    loss = losses(goal, np.log(aim), meeting)  # not finite if a price is unknown
     cheapest, safest = np.argsort(aim, kind="stable"), np.argsort(loss, kind="stable")
     cheapest = best_of_each(costs.cluster, cheapest[hopeful[cheapest]])[:_MOST]
     safest = best_of_each(costs.cluster, safest[np.isfinite(loss[safest])])[:_MOST_SAFE]
-    kept = np.union1d(cheapest, safest)
-    return kept[np.argsort(aim[kept], kind="stable")]
+    return np.union1d(cheapest, safest)

@@ -21,6 +21,7 @@ ADVISED_MONTHLY_SHARE = (0.025, 0.075, 0.125, 0.175, 0.30)
 _MONTH_HOURS = 730.5  # a twelfth of 365.25 days
 
 MOST_INSTANCES = 10_000  # upper bound for a cluster that a user types
+_WHOLE = re.compile(r"\s*0*[1-9]\d*(\.0*)?\s*")  # pandas may write 8 as 8.0
 _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)$")
 
 
@@ -144,7 +145,11 @@ class Cluster:
     @property
     def name(self) -> str:
         """Return the cluster's name in measurements, such as `2xg5.12xlarge+1xg4dn.12xlarge`."""
-        return cluster_name(offer.instance_type.name for offer in self.members)
+        return cluster_name(self.type_names)
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        return tuple(offer.instance_type.name for offer in self.members)
 
     @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
@@ -201,7 +206,7 @@ def parse_cluster(text: str) -> tuple[str, ...]:
         ValueError: if the text does not have this form, or names more than 10,000 machines.
     """
     names: list[str] = []
-    for run in text.strip().split("+"):
+    for run in text.split("+"):
         match = _MEMBERS.match(run.strip())
         if match is None:
             raise ValueError(f"cluster {text!r}: {run!r} is not of the form 4xNAME")
@@ -221,13 +226,10 @@ def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, 
         ValueError: if a number is not whole and positive, or if the text has neither 1 nor `count`
             numbers.
     """
-    try:
-        exact = [float(number) for number in str(text).strip().split("+")]
-        numbers = tuple(map(int, exact))
-    except (ValueError, OverflowError):
-        raise ValueError(f"{what} {text!r}: must be whole numbers joined by '+'") from None
-    if numbers != tuple(exact) or min(numbers) < 1:
-        raise ValueError(f"{what} {text!r}: every number must be a whole number of at least 1")
+    parts = str(text).split("+")
+    if not all(map(_WHOLE.fullmatch, parts)):
+        raise ValueError(f"{what} {text!r}: must be whole numbers of at least 1, joined by '+'")
+    numbers = tuple(int(float(part)) for part in parts)
     if len(numbers) == 1:
         return numbers * count
     if len(numbers) != count:

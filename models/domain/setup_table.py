@@ -13,35 +13,34 @@ import pandas as pd
 from .categorical import numbered
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
 from .suggestions import nearest_names
-from .workload import MODE_COLUMNS, Mode, Setup
+from .workload import MODE_COLUMNS, Mode, Setup, joined
 
 Numbers = tuple[int, ...]
-Row = dict[str, Any]
+Row = dict[Any, Any]
 
 
 types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a few clusters
 
 
 def machines_of(
-    cluster: str, layout: str, batch: str, devices: Mapping[str, int]
+    cluster: str, layout: Any, batch: Any, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
     """Return two tuples with a number for each instance: used devices, and batch per device.
 
-    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text means
-    all devices. `devices` maps instance types to their number of devices; the default is 1.
+    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text or a
+    missing value means all devices. `devices` maps instance types to their number of devices; the
+    default is 1.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
-    if layout:
+    if not _absent(layout):
         used = parse_numbers(layout, len(types), "layout")
     return used, parse_numbers(batch, len(types), "batch_per_device")
 
 
 def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
     """Return the column `name`, with `default` for missing values or for a missing column."""
-    if name not in frame.columns:
-        return pd.Series([default] * len(frame), index=frame.index, dtype=object)
-    values = frame[name].astype(object)
+    values = frame.get(name, pd.Series(index=frame.index)).astype(object)
     return values.where(values.notna(), default)
 
 
@@ -52,10 +51,9 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
     """Return the mode (precision, strategy, switches) of each row of `frame`."""
-    columns = [column(frame, name, "").tolist() for name in MODE_COLUMNS]
-    rows, which = numbered(zip(*columns, strict=True))
-    modes = [mode_of(dict(zip(MODE_COLUMNS, values, strict=True))) for values in rows]
-    return [modes[at] for at in which.tolist()]
+    rows = list(zip(*(column(frame, name, "") for name in MODE_COLUMNS), strict=True))
+    modes = {row: mode_of(dict(zip(MODE_COLUMNS, row, strict=True))) for row in set(rows)}
+    return [modes[row] for row in rows]
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
@@ -73,11 +71,10 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     rows, which = numbered(zip(*columns, strict=True))
     texts = []
     for cluster, layout, batch in rows:
-        used, share = machines_of(cluster, layout.strip(), batch, devices)
-        machines = sorted(zip(types_of(cluster), used, share, strict=True), key=itemgetter(0))
-        types, layouts, batches = zip(*machines, strict=True)
-        numbers = ("+".join(map(str, each)) for each in (layouts, batches))
-        texts.append((cluster_name(types), *numbers))
+        numbers = machines_of(cluster, layout.strip(), batch, devices)
+        machines = sorted(zip(types_of(cluster), *numbers, strict=True), key=itemgetter(0))
+        types, used, share = zip(*machines, strict=True)
+        texts.append((cluster_name(types), joined(used), joined(share)))
     return pd.DataFrame(texts, columns=names).iloc[which].set_axis(frame.index)
 
 
@@ -108,13 +105,11 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
     Raises:
         ValueError: if the cluster, layout or batch cannot be parsed.
     """
-    cluster, layout = str(row["cluster"]), row.get("layout")
-    layout = "" if _absent(layout) else str(layout)
-    used, batches = machines_of(cluster, layout, str(row["batch_per_device"]), devices)
-    machines = zip(types_of(cluster), used, batches, strict=True)
-    steps = row.get("accumulation_steps")
+    cluster, steps = row["cluster"], row.get("accumulation_steps")
+    numbers = machines_of(cluster, row.get("layout"), row["batch_per_device"], devices)
+    machines = zip(types_of(cluster), *numbers, strict=True)
     count = 1 if _absent(steps) else int(float(str(steps)))
-    return str(row["workload"]), mode_of(row), tuple(sorted(machines)), count
+    return row["workload"], mode_of(row), tuple(sorted(machines)), count
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
@@ -132,8 +127,7 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
     """Return the rows of the frame as dictionaries."""
-    rows: list[dict[Any, Any]] = frame.to_dict("records")
-    return rows
+    return frame.to_dict("records")
 
 
 def _absent(value: Any) -> bool:

@@ -47,20 +47,24 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
             raise ValueError(
                 f"{name} is set, but only dense networks with one stack of layers are supported"
             )
-    sizes: dict[str, Any] = {}
-    for name, names in _NAMES.items():
-        stated = (config[each] for each in names if config.get(each) is not None)
-        sizes[name] = next(stated, None)
-    sizes["sequence"] = sequence or sizes["sequence"]
+    sizes: dict[str, Any] = {
+        name: config[key]
+        for name, keys in _NAMES.items()
+        for key in reversed(keys)  # the first key counts
+        if config.get(key) is not None
+    }
+    if sequence:
+        sizes["sequence"] = sequence
     needed = ["layers", "hidden", "sequence"]
-    needed += [] if sizes["parameters"] else ["vocabulary"]
-    for name, value in sizes.items():
-        if value is None and name in needed:
+    needed += [] if "parameters" in sizes else ["vocabulary"]
+    for name in needed:
+        if name not in sizes:
             raise ValueError(f"the network has no {name}: set {' or '.join(_NAMES[name])}")
-        if value is not None and not _is_size(value):
+    for name, value in sizes.items():
+        if type(value) not in (int, float) or not 1 <= value <= 1e15 or value % 1:
             raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
     layers, hidden, tokens = (int(sizes[name]) for name in needed[:3])
-    parameters = int(sizes["parameters"] or _parameters(config, layers, hidden, sizes))
+    parameters = int(sizes.get("parameters") or _parameters(config, sizes))
     return {
         "parameters": parameters,
         "gradient_bytes": 4 * parameters,
@@ -68,31 +72,24 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         "layers": layers,
         "hidden": hidden,
         "sequence": tokens,
-        "vocabulary": int(sizes["vocabulary"] or 0),
+        "vocabulary": int(sizes.get("vocabulary", 0)),
     }
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) in (int, float) and 1 <= value <= 1e15 and value == int(value)
-
-
-def _parameters(
-    config: Mapping[str, Any], layers: int, hidden: int, sizes: Mapping[str, Any]
-) -> float:
+def _parameters(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> float:
     """Return the number of weights in attention, feed-forward layers and embeddings.
 
-    `sizes` has the other sizes of the network, such as the number of heads. None means that the
-    configuration does not state the size.
+    `sizes` has the sizes that the configuration states, such as the number of heads.
     """
-    heads = sizes["heads"] or 1
-    head = sizes["head_size"] or hidden / heads
-    inner = sizes["inner"] or config.get("expansion_ratio", 4) * hidden
+    hidden, heads = sizes["hidden"], sizes.get("heads", 1)
+    head = sizes.get("head_size", hidden / heads)
+    inner = sizes.get("inner", config.get("expansion_ratio", 4) * hidden)
     # Networks with RMSNorm, and ModernBERT, have a third matrix in the feed-forward layer, a gate.
     gated = "rms_norm_eps" in config or config.get("hidden_act") == "silu"
     gated |= config.get("model_type") == "modernbert"
     one_key = config.get("multi_query") and not config.get("new_decoder_architecture")
-    key_heads = 1 if one_key else sizes["key_heads"] or heads
+    key_heads = 1 if one_key else sizes.get("key_heads", heads)
     attention = 2 * hidden * head * (heads + key_heads)
     tied = config.get("tie_word_embeddings", True)
     layer = attention + (2 + gated) * hidden * inner
-    return float(layers * layer + (2 - bool(tied)) * sizes["vocabulary"] * hidden)
+    return float(sizes["layers"] * layer + (2 - bool(tied)) * sizes["vocabulary"] * hidden)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from .cluster import Cluster
-
-if TYPE_CHECKING:
-    from .numeric import BoolArray, IntArray
+from .numeric import BoolArray, IntArray
 
 # fp32: products in 32 bits. tf32: tensor cores drop 13 bits of a factor. bf16 and fp16: autocast.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -127,21 +127,16 @@ class Mode(NamedTuple):
         Each argument has a number for each cluster: its machines, the fewest and the most devices
         used on one of them, and all used devices (`ranks`).
         """
-        several = ranks > 1
-        able: BoolArray
+        able: BoolArray = (ranks > 1) | (not self.of_several)
         if self.combined:  # Adasum combines ranks in pairs, then pairs of pairs
-            able = several & (ranks & (ranks - 1) == 0)
+            able &= ranks & (ranks - 1) == 0
         elif self.servers:
             able = (machines > 1) & (machines >= self.servers)
         elif self.strategy == MSTOPK_SENT:  # devices of equal index exchange gradients
             able = (machines > 1) & (fewest == most)
         elif self.divided:
-            able = ranks < 0
-            for count in set(ranks.tolist()):
-                if grid_shape(self.strategy, count) is not None:
-                    able |= ranks == count
-        else:
-            able = (machines > 1) | (most > 1) | (not self.of_several)
+            grids = [count for count in set(ranks.tolist()) if grid_shape(self.strategy, count)]
+            able = np.isin(ranks, grids)
         return able
 
     @property
@@ -156,8 +151,13 @@ class Mode(NamedTuple):
     @property
     def alone(self) -> Mode:
         """Return this mode for training on one device: with DDP and without offload."""
-        kept = [switch for switch in self.switches.split("+") if switch != "offload"]
-        return Mode(self.precision, switches="+".join(kept) or "none")
+        kept = self.switches.removesuffix("offload").removesuffix("+")  # offload is the last switch
+        return Mode(self.precision, switches=kept or "none")
+
+
+def label(workload: str, mode: Mode) -> str:
+    """Return a text such as `resnet in bf16 fsdp`, or only `resnet` in the default mode."""
+    return workload if mode == Mode() else f"{workload} in {mode}"
 
 
 # Legal values of each mode column of a measurement row. The first value is the default.

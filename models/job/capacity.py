@@ -69,9 +69,9 @@ def gang_startup(
     `counts` is a (clusters, pools) array with the number of machines from each pool.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
-    medians = model.log_medians(keys)[:, 0]
-    slowest = np.where(counts > 0, medians, -np.inf).argmax(axis=1)
-    middle, log_sd = model.predict([keys[at] for at in slowest], np.log(counts.sum(axis=1)))
+    found = model.predict(keys, np.log(counts.sum(axis=1, keepdims=True)))  # (clusters, pools)
+    slowest = np.where(counts > 0, found[0], -np.inf).argmax(axis=1, keepdims=True)
+    middle, log_sd = (np.take_along_axis(each, slowest, axis=1)[:, 0] for each in found)
     return np.exp(middle + log_sd**2 / 2), log_sd
 
 

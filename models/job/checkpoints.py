@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from ..domain.numeric import FloatArray
 from .log_seconds import LogSeconds
 
-_STATE_PER_WEIGHT = 3  # the weights and the two moments of Adam
+_STATE_PER_WEIGHT = 3.0  # the weights and the two moments of Adam
 
 
 def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
@@ -26,11 +26,10 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 
     Returns 0 if neither is known.
     """
-    if measured is not None and measured > 0:
-        return float(measured)
-    if gradient_bytes is None or np.isnan(gradient_bytes):
-        return 0.0
-    return _STATE_PER_WEIGHT * gradient_bytes
+    for known, factor in ((measured, 1.0), (gradient_bytes, _STATE_PER_WEIGHT)):
+        if known is not None and known > 0:
+            return factor * known
+    return 0.0
 
 
 def write_seconds(

@@ -5,9 +5,6 @@
 mu is fitted for each workload and mode, with a normal prior around the log of `prior_s(mode)`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import numpy as np
 import pandas as pd
 
@@ -28,22 +25,8 @@ def prior_s(mode: Mode) -> float:
     return mode.compiled * (1 + mode.gathered) * COMPILE_S
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileModel:
-    """Compilation seconds by (workload, mode). `learned` has the fitted seconds."""
-
-    learned: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
-
-    def seconds(self, workload: str, mode: Mode) -> float:
-        """Return the predicted compilation seconds at each start of the job.
-
-        The job also compiles again after each replacement of a machine.
-        """
-        return self.learned.get((workload, mode), prior_s(mode))
-
-
-def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
-    """Fit compilation seconds for each workload and mode.
+def fit_compilation(compiled: pd.DataFrame) -> dict[tuple[str, Mode], float]:
+    """Return the fitted compilation seconds of each workload and mode.
 
     `compiled` has a row for each run that used torch.compile, with columns workload, precision,
     strategy, switches and seconds.
@@ -56,4 +39,4 @@ def fit_compilation(compiled: pd.DataFrame) -> CompileModel:
         prior = np.log(prior_s(mode))
         mean = np.log(rows["seconds"].to_numpy(float)).mean()
         learned[workload, mode] = np.exp(prior + weight * (mean - prior))
-    return CompileModel(learned=learned)
+    return learned

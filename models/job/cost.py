@@ -9,7 +9,7 @@ the data that machines download when they start. After an interruption, a new ma
 data again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,28 +18,25 @@ import pandas as pd
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import Setup, Workload
 from .checkpoints import checkpoint_bytes
-from .duration import (
-    Conditions,
-    drawn_hours,
-    expected_hours,
-    expected_interruptions,
-    interruption_risk,
-)
+from .duration import Conditions, drawn_hours, expected_hours, interruptions
 from .job_conditions import STATED, JobConditions, pools_of
+
+Amounts = Mapping[str, FloatArray]  # with the keys "hours" and "usd"
 
 
 class JobCosts(NamedTuple):
     """Hours and dollars of a job on every setup.
 
-    Arrays are (setups,); `hours_by_draw` and `sampled_hours` are (setups, draws).
+    Arrays are (setups,); those of `expected_by_draw` and `drawn` are (setups, draws).
 
     - `predictions` has the step time of each setup.
     - `conditions` has the start-up, checkpoint and interruption parameters of each setup.
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
     - `download_usd` is the expected price of all data that the machines download.
-    - `hours` are expected hours.
-    - `hours_by_draw` are the expected hours for each drawn step time.
-    - `sampled_hours` are hours for drawn step times, start-up, checkpoints and interruptions.
+    - `expected` has expected hours and dollars.
+    - `expected_by_draw` has expected hours and dollars for each drawn step time. Start-up,
+      checkpoints and interruptions add no noise to comparisons of setups.
+    - `drawn` has hours and dollars for drawn step times, start-up, checkpoints and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
     - `cluster` numbers the distinct clusters: setups with the same machines, markets and zones have
@@ -51,35 +48,12 @@ class JobCosts(NamedTuple):
     conditions: Conditions
     usd_per_hour: FloatArray
     download_usd: FloatArray
-    hours: FloatArray
-    hours_by_draw: FloatArray
-    sampled_hours: FloatArray
+    expected: Amounts
+    expected_by_draw: Amounts
+    drawn: Amounts
     interruptions: FloatArray
     interruption_risk: FloatArray
     cluster: IntArray
-
-    def expected(self, what: str) -> FloatArray:
-        """Return a (setups,) array of expected hours, or of expected dollars if `what` is "usd"."""
-        return self._priced(what, self.hours)
-
-    def drawn(self, what: str) -> FloatArray:
-        """Return a (setups, draws) array of drawn hours, or of drawn dollars if `what` is "usd".
-
-        Step time, start-up, checkpoints and interruptions are drawn.
-        """
-        return self._priced(what, self.sampled_hours)
-
-    def expected_by_draw(self, what: str) -> FloatArray:
-        """Return a (setups, draws) array: expected hours or dollars for each draw of the step time.
-
-        `what` is "hours" or "usd". Start-up, checkpoints and interruptions have their expected
-        values, so they add no noise to comparisons of setups.
-        """
-        return self._priced(what, self.hours_by_draw)
-
-    def _priced(self, what: str, hours: FloatArray) -> FloatArray:
-        """Return `hours` if `what` is "hours", else the dollars that jobs of these hours cost."""
-        return hours if what == "hours" else (self.usd_per_hour * hours.T + self.download_usd).T
 
 
 def job_costs(
@@ -98,32 +72,37 @@ def job_costs(
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
         step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
-        job_conditions: start-up, checkpoint and interruption models. The default is `Stated`, which
-            has published rates and prior durations.
+        job_conditions: start-up, checkpoint and interruption models. The default has published
+            rates and prior durations.
         seed: the seed of the draws of start-up, checkpoints and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
     work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
     work_by_draw = step_draws * step_hours[:, None]
-    compilation = job_conditions.compilation
-    compile_s = np.array([compilation.seconds(workload.name, setup.mode) for setup in setups])
+    compile_s = [job_conditions.compile_s(workload.name, setup.mode) for setup in setups]
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
     pools, counts = pools_of(clusters)
-    conditions = job_conditions.gangs(pools, counts, state_bytes).later(compile_s)
-    usd_per_hour = [cluster.total_usd_per_hour for cluster in clusters]
-    interruptions = expected_interruptions(work_hours, conditions)
+    conditions = job_conditions.gangs(pools, counts, state_bytes).later(np.array(compile_s))
+    usd_per_hour = np.array([cluster.total_usd_per_hour for cluster in clusters], dtype=float)
+    expected_count, risk = interruptions(work_hours, conditions, seed=seed)
     start_usd = np.array([cluster.start_usd for cluster in clusters])
+    download_usd = start_usd * (1 + expected_count / counts.sum(axis=1))
+
+    def amounts(hours: FloatArray) -> Amounts:
+        """Return `hours`, and the dollars that jobs of these hours cost."""
+        return {"hours": hours, "usd": (usd_per_hour * hours.T + download_usd).T}
+
     return JobCosts(
         setups=setups,
         predictions=predictions.reset_index(drop=True),
         conditions=conditions,
-        usd_per_hour=np.array(usd_per_hour, dtype=float),  # None becomes NaN
-        download_usd=start_usd * (1 + interruptions / counts.sum(axis=1)),
-        hours=expected_hours(work_hours, conditions),
-        hours_by_draw=expected_hours(work_by_draw, conditions),
-        sampled_hours=drawn_hours(work_by_draw, work_hours, conditions, seed=seed),
-        interruptions=interruptions,
-        interruption_risk=interruption_risk(work_hours, conditions, seed=seed),
+        usd_per_hour=usd_per_hour,
+        download_usd=download_usd,
+        expected=amounts(expected_hours(work_hours, conditions)),
+        expected_by_draw=amounts(expected_hours(work_by_draw, conditions)),
+        drawn=amounts(drawn_hours(work_by_draw, work_hours, conditions, seed=seed)),
+        interruptions=expected_count,
+        interruption_risk=risk,
         cluster=np.unique(counts, axis=0, return_inverse=True)[1],
     )

@@ -34,7 +34,6 @@ from ..domain.numeric import FloatArray, IntArray
 from .interruption_rates import passing
 
 STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
-REPLACEMENT_S = 22.0  # prior: an elastic job on local hosts resumes after a cut link
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
 _MOST = 30.0  # largest exponent h s, so that exp is finite; a job with a larger h s never ends
 _NO_VARIANCE = 1e-6  # a smaller variance is treated as 0
@@ -67,7 +66,7 @@ class Conditions(NamedTuple):
         """Concatenate the conditions of several lists of clusters."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def take(self, rows: IntArray | slice) -> Conditions:
+    def take(self, rows: IntArray) -> Conditions:
         return Conditions(*(column[rows] for column in self))
 
     def later(self, seconds: float | FloatArray) -> Conditions:
@@ -89,7 +88,7 @@ def best_interval(
     of interruptions per hour.
     """
     mean = 1 / np.maximum(hazard_per_hour, 1e-12)
-    ratio = np.minimum(checkpoint_hours / (2 * mean), 1.0)
+    ratio = checkpoint_hours / (2 * mean)
     factor = 1 + np.sqrt(ratio) / 3 + ratio / 9
     interval = np.sqrt(2 * checkpoint_hours * mean) * factor - checkpoint_hours
     return np.where(checkpoint_hours < 2 * mean, interval, mean)
@@ -114,27 +113,20 @@ def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
     return (conditions.startup_s / 3600 + job.running + lost).T
 
 
-def expected_interruptions(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:
-    """Return the expected number of interruptions of jobs.
-
-    `work_hours` are the hours of training steps, of shape (clusters,) or (clusters, draws). The
-    result has the same shape.
-    """
-    return _job(work_hours, conditions).interruptions.T
-
-
-def interruption_risk(work_hours: ArrayLike, conditions: Conditions, *, seed: int) -> FloatArray:
-    """Return a (clusters,) array: the chance of at least one interruption.
+def interruptions(
+    work_hours: ArrayLike, conditions: Conditions, *, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return the expected number of interruptions, and the chance of at least one interruption.
 
     The chance is 1 - E[exp(-hazard x running hours)]. Running hours include checkpoints. The mean
     is taken over random hazards (interruptions per hour), which are drawn as in `drawn_hours`.
-    `work_hours` (clusters,) are the hours of training steps.
+    `work_hours` (clusters,) are the hours of training steps. Both results are (clusters,) arrays.
     """
+    job = _job(work_hours, conditions)
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
     rate = _rate(doubted, shock, conditions, work_hours)
-    mean_count = conditions.hazard_per_hour * _job(work_hours, conditions).running
-    risk: FloatArray = 1.0 - np.mean(np.exp(-mean_count * rate), axis=0)
-    return risk
+    undisturbed = np.exp(-conditions.hazard_per_hour * job.running * rate)
+    return job.interruptions, 1.0 - np.mean(undisturbed, axis=0)
 
 
 def drawn_hours(
@@ -209,7 +201,7 @@ def _rate(
     shock: FloatArray,
     conditions: Conditions,
     work_hours: ArrayLike,
-    repeats: ArrayLike = 0.0,
+    repeats: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
@@ -219,7 +211,7 @@ def _rate(
     pieces: 1/n in `drawn_hours`.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
-    varying = (1 + bunching) * (1 + np.asarray(repeats)) - 1
+    varying = (1 + bunching) * (1 + repeats) - 1
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, varying)
 
 

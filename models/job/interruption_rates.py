@@ -102,9 +102,7 @@ class HazardModel(NamedTuple):
         """
         found = []
         for instance_type, _, zone, advised in pools:
-            if instance_type not in self.types and advised <= 0:
-                found.append((0.0, 0.0))
-                continue
+            # An on-demand pool has no rate. It has no spot machines, so that any rate will do.
             unseen = np.log(advised or 1) + self.offset[0], np.hypot(self.offset[1], _TYPE_SD)
             middle, doubt = self.types.get(instance_type, unseen)
             # The advised rate is the mean, not the median. With a median, the prior uncertainty
@@ -133,15 +131,10 @@ def fit_hazard(
         together: a row for each launch and pool (instance type in a zone) that lost machines. The
             columns are machines (number that ran) and lost (number that were interrupted).
     """
-    shared = _shared(together)
-    if not len(windows):
-        return HazardModel(
-            types={}, zones={}, offset=(0.0, _OFFSET_SD), bunching=_BUNCHING, shared=shared
-        )
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum()
     hours, count = pools.to_numpy(dtype=float).T
     at, names = pools.index.get_level_values("instance_type").factorize(sort=True)
-    listed = pd.Series(advised or {}, dtype=float).reindex(names)
+    listed = pd.Series(advised, dtype=float).reindex(names)
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
 
     def minus_log_posterior(theta: FloatArray) -> float:
@@ -155,7 +148,7 @@ def fit_hazard(
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
         return float(0.5 * deviations @ deviations - likelihood.sum())
 
-    from scipy.optimize import minimize  # slow to import; not needed without data
+    from scipy.optimize import minimize  # slow to import
 
     best = minimize(minus_log_posterior, np.zeros(len(names) + 1), method="L-BFGS-B").x
     logs = prior + best[-1] + best[:-1]
@@ -175,7 +168,7 @@ def fit_hazard(
         zones=dict(zip(pools.index, posterior, strict=True)),
         offset=(best[-1], offset_sd),
         bunching=bunching,
-        shared=shared,
+        shared=_shared(together),
     )
 
 
@@ -189,7 +182,7 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T
     expected = zone_rate.loc[pools].to_numpy() * hours
-    felt = 1 / _AHEAD + float(passing(np.average(hours, weights=expected)))
+    felt = 1 / _AHEAD + float(passing(hours @ expected / max(expected.sum(), 1e-300)))
     excess = float(np.sum((count - expected) ** 2 - expected))
     weight = float(np.sum(expected**2)) + _BUNCHING_WEIGHT
     return max(excess / felt + _BUNCHING_WEIGHT * _BUNCHING, 0.0) / weight

@@ -5,18 +5,20 @@ seconds to replace a lost machine are averaged over the cluster's instance types
 its interruption rate.
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..domain.cluster import Cluster, Pool
 from ..domain.numeric import FloatArray, IntArray
-from .capacity import Granted, gang_chances, gang_startup
+from ..domain.workload import Mode
+from .capacity import PRIOR_S, Granted, gang_chances, gang_startup
 from .checkpoints import PRIOR, write_seconds
-from .compilation import CompileModel
-from .duration import REPLACEMENT_S, STARTUP_S, Conditions
+from .compilation import prior_s
+from .duration import STARTUP_S, Conditions
 from .interruption_rates import HazardModel
 from .log_seconds import LogSeconds
 from .restarts import NO_RESTARTS
@@ -25,44 +27,14 @@ RETRY_S = 60.0  # seconds between two requests for machines
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stated:
-    """Start-up, checkpoint and interruption parameters before the first launch.
-
-    The provider publishes the interruption rates. The durations are prior values, and are the same
-    for all instance types.
-    """
-
-    compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
-
-    def gangs(self, pools: Sequence[Pool], counts: IntArray, state_bytes: float) -> Conditions:
-        """Return the start-up, checkpoint and interruption parameters of clusters.
-
-        A pool is an instance type in a market and zone. `counts` is a (clusters, pools) array with
-        the number of machines from each pool. `state_bytes` is the size of a checkpoint.
-        """
-        rates = [pool.interruptions_per_hour * (pool.market == "spot") for pool in pools]
-        zero = np.zeros(len(counts))
-        return Conditions(
-            hazard_per_hour=counts @ np.array(rates, dtype=float),
-            doubt=zero,
-            bunching=zero,
-            startup_s=zero + STARTUP_S,
-            startup_log_sd=zero,
-            checkpoint_s=zero + write_seconds(PRIOR, state_bytes, [""])[0],
-            checkpoint_log_sd=zero,
-            replacement_s=zero + REPLACEMENT_S,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """Start-up, checkpoint and interruption models that were learned from launches.
+class JobConditions:
+    """Start-up, checkpoint and interruption models. The defaults are priors.
 
     - `startup`: the seconds from the request for machines until all machines have started.
     - `checkpoints`: the seconds to write a checkpoint. Reading is assumed to take as long.
     - `hazard`: the interruption rates; None means the rates that the provider publishes.
     - `availability`: the chances that requests are granted; None means that all are granted.
-    - `compilation`: the seconds that torch.compile takes at each start.
+    - `compiled`: the measured seconds that torch.compile takes at each start.
     - `restarts`: the seconds until a lost machine is replaced. Before the first observed
       replacement, a replacement is assumed to take as long as a start-up.
     """
@@ -71,8 +43,15 @@ class Learned:
     checkpoints: LogSeconds = PRIOR
     hazard: HazardModel | None = None
     availability: Granted | None = None
-    compilation: CompileModel = CompileModel()  # noqa: RUF009 (frozen)
+    compiled: Mapping[tuple[str, Mode], float] = field(default_factory=dict)
     restarts: LogSeconds = NO_RESTARTS
+
+    def compile_s(self, workload: str, mode: Mode) -> float:
+        """Return the predicted compilation seconds at each start of the job.
+
+        The job also compiles again after each replacement of a machine.
+        """
+        return self.compiled.get((workload, mode), prior_s(mode))
 
     def gangs(self, pools: Sequence[Pool], counts: IntArray, state_bytes: float) -> Conditions:
         """Return the start-up, checkpoint and interruption parameters of clusters.
@@ -133,8 +112,9 @@ class Learned:
         return mean, np.sqrt(np.log1p(variance / mean**2))
 
 
-JobConditions = Stated | Learned
-STATED = Stated()
+# The conditions before the first launch: every start-up takes STARTUP_S.
+_STARTUP = {market: (math.log(STARTUP_S), 0.0) for market in PRIOR_S}
+STATED = JobConditions(startup=LogSeconds(groups=_STARTUP, member_sd=0.0, noise_sd=0.0))
 
 
 def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], IntArray]:
@@ -144,5 +124,4 @@ def pools_of(clusters: Sequence[Cluster]) -> tuple[list[Pool], IntArray]:
     """
     bought = [Counter(map(Pool.of, cluster.members)) for cluster in clusters]
     pools = list(dict.fromkeys(pool for counted in bought for pool in counted))
-    counts = [[counted[pool] for pool in pools] for counted in bought]
-    return pools, np.array(counts, dtype=np.int64).reshape(len(clusters), len(pools))
+    return pools, np.array([[counted[pool] for pool in pools] for counted in bought])

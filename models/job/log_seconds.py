@@ -61,10 +61,10 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Predict the log duration of each (group, member) in `keys` at `x`, a (keys,) array.
+        """Predict the log duration of each (group, member) in `keys` at `x`.
 
-        Returns two (keys,) arrays: log medians, and standard deviations of the log of a new
-        duration.
+        `x` is a (keys,) array, or a (rows, 1) array. Returns two arrays of shape (keys,) or (rows,
+        keys): log medians, and standard deviations of the log of a new duration.
         """
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre

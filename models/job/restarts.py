@@ -9,11 +9,11 @@ import math
 
 import pandas as pd
 
-from .duration import REPLACEMENT_S
 from .log_seconds import LogSeconds
 
-# Prior seconds. On local hosts, torchrun's elastic mode took 10 s after a kill in first trials.
-PRIOR_S = {"fewer": 10.0, "replaced": REPLACEMENT_S}
+# Prior seconds. On local hosts, torchrun's elastic mode took 10 s after a kill in first trials, and
+# 22 s after a cut link.
+PRIOR_S = {"fewer": 10.0, "replaced": 22.0}
 NO_RESTARTS = LogSeconds(
     groups={outcome: (math.log(seconds), 0.7) for outcome, seconds in PRIOR_S.items()},
     member_sd=0.3,

@@ -12,21 +12,9 @@ import pandas as pd
 from ..domain.setup_table import types_of
 from ..step_time.dataset import TrainingData, valid_runs, workload_facts
 from ..step_time.model import all_introduced, fit
-from .cross_validation import STEP, scores
+from .cross_validation import STEP, machines, scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
-COLUMNS = (
-    "by",
-    "group",
-    "rows",
-    "mean_error",
-    "median_error",
-    "p90_error",
-    "coverage_50",
-    "coverage_80",
-    "coverage_90",
-    "median_width",
-)
 _KIND = ["workload", "cluster", "strategy", "precision", "switches"]
 # Columns that a prediction may use. Measured values are left out.
 _SETUP = [*_KIND, "layout", "batch_per_device", "accumulation_steps", "provider"]
@@ -48,7 +36,10 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
         ValueError: if `data` has nothing to learn from or rows of several providers.
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
-    model = fit(replace(data, instance_types=_described(data, asked)), seed=seed)
+    names = {name for cluster in asked["cluster"] for name in types_of(cluster)}
+    # A type that the catalogue does not describe is predicted with medians of the measured types.
+    types = data.instance_types.merge(pd.DataFrame({"name": sorted(names)}), how="outer")
+    model = fit(replace(data, instance_types=types), seed=seed)
     rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
     model = all_introduced(model, workload_facts(rows) | workload_facts(data))
     found = pd.DataFrame(np.nan, asked.index, list(PREDICTED)).assign(unpredicted="")
@@ -61,29 +52,16 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     return found.assign(guessed=guessed).set_index(test.index)
 
 
-def _described(data: TrainingData, asked: pd.DataFrame) -> pd.DataFrame:
-    """Return a row of facts for each instance type in the runs of `data` or the test runs `asked`.
-
-    Unknown facts are NaN. An unknown number of devices is 1.
-    """
-    known = data.instance_types.drop_duplicates("name").set_index("name")
-    clusters = {*data.runs["cluster"], *asked["cluster"]}
-    names = sorted({name for cluster in clusters for name in types_of(cluster)})
-    found = known.reindex(pd.Index(names, name="name"))
-    devices = found["devices"].astype(float).fillna(1).astype(int)
-    return found.assign(devices=devices).reset_index()
-
-
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage by workload, by number of instances, and in total.
 
     `predicted` is the result of `backtest` for the runs `test`. Rows without a prediction are left
-    out. The columns of the result are COLUMNS.
+    out. The columns of the result are `by` (the kind of group), `group`, and those of `scores`.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
-        measured_s=test["step_s"].astype(float),
-        workload=test["workload"].astype(str),
-        instances=[len(types_of(name)) for name in test["cluster"]],
+        measured_s=test["step_s"],
+        workload=test["workload"],
+        instances=machines(test),
         all="all",
     )
     found = [
@@ -91,7 +69,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
         for by in ("workload", "instances", "all")
         for group, part in rows[rows["unpredicted"] == ""].groupby(by)
     ]
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(found)
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:

@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from ..domain.cluster import cluster_name
-from ..domain.numeric import Z_90, IntArray
+from ..domain.numeric import IntArray
 from ..domain.setup_table import column, modes_of, types_of
-from ..domain.workload import MODES, Mode
+from ..domain.workload import label
 from ..step_time.dataset import TrainingData, definition_digests, valid_runs
 from ..step_time.model import StepTimeModel, fit
 
@@ -59,7 +58,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     out, the training data also lack the probes (sweeps of all-reduces) on clusters of this size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
-    size = _machines(runs)
+    size = machines(runs)
     setup = _folds(np.array(_setups(runs), dtype=object), _FOLDS, seed)
     labels = np.array(_labels(runs))
     if len(set(labels.tolist())) > _MOST_GROUPS:
@@ -71,7 +70,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
             if split == "workload":
                 out &= size > 1
             if split == "cluster_size" and group > 1 and len(probes):
-                probes = probes[_machines(probes) != group]
+                probes = probes[machines(probes) != group]
             training = replace(data, runs=runs[~out], probes=probes)
             yield split, str(group), training, runs[out]
 
@@ -86,17 +85,12 @@ def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
     return np.array([f"fold {number}" for number in fold])
 
 
-def _label(workload: str, mode: Mode) -> str:
-    """Return a text such as `resnet in bf16 fsdp`, or only `resnet` in the default mode."""
-    return workload if mode == MODES[0] else f"{workload} in {mode}"
-
-
 def _labels(rows: pd.DataFrame) -> list[str]:
     """Return the label of each row's workload and mode."""
-    return list(map(_label, rows["workload"].astype(str), modes_of(rows)))
+    return list(map(label, rows["workload"], modes_of(rows)))
 
 
-def _machines(rows: pd.DataFrame) -> IntArray:
+def machines(rows: pd.DataFrame) -> IntArray:
     """Return the number of machines of each row's cluster."""
     return np.array([len(types_of(name)) for name in rows["cluster"]], dtype=int)
 
@@ -104,7 +98,7 @@ def _machines(rows: pd.DataFrame) -> IntArray:
 def _setups(rows: pd.DataFrame) -> list[str]:
     """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
     clusters = [cluster_name(sorted(types_of(name))) for name in rows["cluster"]]
-    return [f"{label} on {name}" for label, name in zip(_labels(rows), clusters, strict=True)]
+    return [f"{work} on {name}" for work, name in zip(_labels(rows), clusters, strict=True)]
 
 
 def fitted(
@@ -150,12 +144,11 @@ def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
 
 def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the model's predictions of the runs in `rows`, next to the measured step times."""
-    predicted = model.predict(rows.drop(columns=["step_s", "sync_s"], errors="ignore"))[STEP]
-    return predicted.assign(
+    return model.predict(rows)[STEP].assign(
         row=rows.index,
-        run_id=column(rows, "run_id", "").astype(str),
+        run_id=column(rows, "run_id", ""),
         setup=_setups(rows),
-        measured_s=rows["step_s"].astype(float),
+        measured_s=rows["step_s"],
     )
 
 
@@ -174,22 +167,14 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their errors, and the coverage and width of their intervals.
-
-    The 50 % and 80 % intervals follow from the row's 90 % interval, for a log-normal distribution.
-    """
+    """Return the number of rows, their errors, and the coverage and width of their intervals."""
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # the log of a lower end of 0 is infinite
-        middle, sd = np.log(low * high) / 2, np.log(high / low) / (2 * Z_90)
-        deviations = np.abs(np.log(measured) - middle) / sd
     return {
         "rows": len(rows),
         "mean_error": error.mean(),
         "median_error": np.median(error),
         "p90_error": np.quantile(error, 0.9),
-        "coverage_50": (deviations <= ndtri(0.75)).mean(),
-        "coverage_80": (deviations <= ndtri(0.9)).mean(),
         "coverage_90": ((low <= measured) & (measured <= high)).mean(),
         "median_width": np.median((high - low) / step),
     }
@@ -208,8 +193,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
         f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
         for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
-    rows = runs[np.array(predictable, dtype=bool)]
-    return _scored(rows, model) if len(rows) else pd.DataFrame(columns=_SCORED)
+    return _scored(runs[np.array(predictable, dtype=bool)], model)
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
@@ -222,7 +206,7 @@ def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")
     return {
-        f"workload {_label(name, mode)}"
+        f"workload {label(name, mode)}"
         for name, mode in model.trained
         if model.workload_digests.get(name) == workloads.get(name)
     } | {

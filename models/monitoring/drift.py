@@ -17,10 +17,7 @@ from ..step_time.dataset import TrainingData, valid_runs
 from ..step_time.model import StepTimeModel
 from .cross_validation import predictions_of
 
-Group = tuple[str, ...]  # scope (always "type"), instance type, zone
-Since = Mapping[Group, pd.Timestamp | None]  # the start of the drift of each drifting group
-
-GROUP = ("scope", "instance_type", "zone")
+Group = tuple[str, str]  # instance type, zone
 _MISSES = 0.1  # expected share of runs outside their 90 % intervals if the model is right
 _CHANCE = 0.05  # chance of at least one false alarm if no group drifts
 _LEAST_RUNS = 5  # a group with fewer runs is not tested
@@ -38,13 +35,13 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
-    learned = column(runs, "run_id", "").astype(str).isin(model.trained_on)
+    learned = column(runs, "run_id", "").isin(model.trained_on)
     fresh = runs[~learned & at.notna() & ~(at <= at[learned].max())]
     setups = fresh[["cluster"]].assign(zone=column(fresh, "zone", ""), measured_at=at[fresh.index])
     return predictions_of(model, data).merge(setups, left_on="row", right_index=True)
 
 
-def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
+def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Row]:
     """Return rows of the table raw_drift: for each group of runs, if it drifts and since when.
 
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
@@ -59,34 +56,29 @@ def judge(scored: pd.DataFrame, before: Since) -> list[Row]:
     A drift in `before` continues, with its old start, while at least half of the group's recent
     runs are outside their intervals.
     """
-    if not len(scored):
-        return []
     scored = scored.sort_values("measured_at", ignore_index=True)
     types = scored["cluster"].map(lambda name: sorted(set(types_of(name))))
     machines = scored.assign(instance_type=types).explode("instance_type")
     sizes = machines.groupby(["instance_type", "zone"]).size()
     tested = max(1, int((sizes >= _LEAST_RUNS).sum()))
-    judged: dict[Any, Row] = {}
+    judged: dict[Group, Row] = {}
     left = machines
     while len(left):
-        groups = dict(iter(left.groupby(["instance_type", "zone"])))
-        rows = {pool: _measures(runs.tail(_MOST_RUNS)) for pool, runs in groups.items()}
-        named, row = min(rows.items(), key=lambda item: (_chance(item[1]), item[0]))
+        groups: dict[Any, pd.DataFrame] = dict(iter(left.groupby(["instance_type", "zone"])))
+        rows = {group: _measures(runs.tail(_MOST_RUNS)) for group, runs in groups.items()}
+        worst, row = min(rows.items(), key=lambda item: (_chance(item[1]), item[0]))
         if _chance(row) * tested <= _CHANCE:
-            judged[named] = row | {"drifting": True}
-            left = left[~left.index.isin(groups[named].index)]
+            judged[worst] = row | {"drifting": True}
+            left = left[~left.index.isin(groups[worst].index)]
         else:
             judged |= rows
             break
     found = []
-    for pool, row in sorted(judged.items()):
-        group = ("type", *pool)
+    for group, row in sorted(judged.items()):
         drifting = row["drifting"] or (group in before and 2 * row["outside"] >= row["runs"])
-        known = before.get(group)
-        since = (row["since"] if pd.isna(known) else known) if drifting else None
-        found.append(
-            dict(zip(GROUP, group, strict=True)) | row | {"drifting": drifting, "since": since}
-        )
+        since = before.get(group, row["since"]) if drifting else None
+        named = {"scope": "type", "instance_type": group[0], "zone": group[1]}
+        found.append(named | row | {"drifting": drifting, "since": since})
     return found
 
 

@@ -41,8 +41,7 @@ def verdict(
     """Decide if the new model `challenger` replaces the model in use, `champion`.
 
     The models are compared on the runs that the champion was not trained on. If there are fewer
-    than 8 such runs, the models are compared on all runs. A champion is ignored if the definitions
-    of all its workloads have changed.
+    than 8 such runs, the models are compared on all runs.
 
     Args:
         data: one provider's measurements.
@@ -54,8 +53,6 @@ def verdict(
         return decide(scored, None)
     before, now = known_of(champion, data), known_of(challenger, data)
     news = ", ".join(sorted(now - before, reverse=True))
-    if not any(name.startswith("workload") for name in before):
-        return decide(scored, None, news=news)
     rival = predictions_of(champion, data)
     fresh = rival[~rival["run_id"].isin(champion.trained_on) & rival["row"].isin(scored["row"])]
     if len(fresh) >= _FRESH_ROWS:
@@ -83,13 +80,13 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
         champion: predictions of the champion from `predictions_of`; None if there is no champion.
         news: the workloads and instance types that only the challenger knows, as text.
     """
-    more = f"it knows {news}" if news else ""
     if champion is None:
         board = summarise(challenger)
         error = f"mean error {_mean_error(board):.1%}" if len(board) else "error unknown"
-        return _promotion(True, more or "no champion", error, _coverage_short(board))
+        return _promotion(True, "no champion", error, _coverage_short(board))
     if not np.isfinite(challenger["step_s"].astype(float)).all():
         return _promotion(False, "it predicts step times that are not finite")
+    more = f"it knows {news}" if news else ""
     pairs = pd.DataFrame({"now": _errors(challenger), "before": _errors(champion)}).dropna()
     if not len(pairs):
         return _promotion(True, more or "no run that both challenger and champion can predict")

@@ -7,8 +7,10 @@ time: the number of steps times the step time, plus start-up and interruptions. 
 its deadline or budget counts as a failure and has no regret.
 """
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from ..planner.choice_rule import drawn_meeting, losses, misses
 
 _DRAWS = 400  # stratified draws of interruptions
 _QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]
+_PROMISED = ["step_s", "step_low_s", "step_high_s", "hours", "usd", "p_meets"]
 _KEPT = [
     *_QUESTION,
     "publication_id",
@@ -38,8 +41,9 @@ _KEPT = [
     "accumulation_steps",
     *Mode._fields,
     "runs",
+    "rivals_named",
+    *(f"promised_{name}" for name in _PROMISED),
 ]
-_PROMISED = ["step_s", "step_low_s", "step_high_s", "hours", "usd", "p_meets"]
 _MEASURED = ["step_s", "hours", "usd", "p_meets"]
 _RIVAL = [
     "rank",
@@ -78,35 +82,33 @@ def judge(
         conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """
-    if promises.empty:
-        return []
-    measured = runs[runs["measured_at"].notna() & (runs["step_s"] > 0)]
+    measured = runs[runs["step_s"] > 0]
     measured = measured[["run_id", "measured_at", "step_s"]].assign(key=_keys(measured, devices))
-    named = promises.rename(columns={"p_meets_constraint": "p_meets"}).assign(
+    named = promises.rename(columns={"p_meets_constraint": "p_meets"})
+    named = named.assign(
+        **named[_PROMISED].add_prefix("promised_"),
         key=_keys(promises, devices),
-        question=["\n".join(map(str, row)) for row in promises[_QUESTION].to_numpy()],
+        promise_id=list(map(_digest, promises[["publication_id", *_QUESTION]].to_numpy())),
     )
-    promised = named["publication_id"].astype(str) + "\n" + named["question"]
-    named = named.assign(promise_id=promised.map(_digest)).sort_values("rank", kind="stable")
-    named = named.drop_duplicates(["promise_id", "key"])
+    named = named.sort_values("rank", kind="stable").drop_duplicates(["promise_id", "key"])
+    named["rivals_named"] = named.groupby("promise_id")["rank"].transform("size") - 1
     used = named.merge(measured.rename(columns={"step_s": "measured_step_s"}), on="key")
     used = used[used["measured_at"] > used["published_at"]]
     first = used[(used["rank"] == 1) & ~(used["measured_at"] > used["promised_again_at"])]
     first = first.drop_duplicates("promise_id").sort_values(["published_at", "promise_id"])
-    equal = first.groupby(["question", "key", "market"], dropna=False)
+    equal = first.groupby([*_QUESTION, "key", "market"], dropna=False)
+    first["until"] = equal["published_at"].shift(-1)
+    used = first[["promise_id", "until"]].merge(used, on="promise_id")
+    used = used[~(used["measured_at"] > used["until"])]
     sizes = {
         row["workload"]: checkpoint_bytes(row.get("gradient_bytes"), row.get("checkpoint_bytes"))
         for row in rows_of(workloads)
     }
     ledger = []
-    for promise_id, until in zip(first["promise_id"], equal["published_at"].shift(-1), strict=True):
-        judging = used[(used["promise_id"] == promise_id) & ~(used["measured_at"] > until)]
-        outcomes = [
-            _outcome(same, conditions, sizes, overshoot_price)
-            for _, same in judging.groupby("rank")
-        ]
-        rivals_named = int((named["promise_id"] == promise_id).sum()) - 1
-        ledger.append(_judged(outcomes, judging) | {"rivals_named": rivals_named})
+    for _, judging in used.groupby("promise_id", sort=False):
+        setups = (setup for _, setup in judging.groupby("rank"))
+        outcomes = [_outcome(setup, conditions, sizes, overshoot_price) for setup in setups]
+        ledger.append(_judged(outcomes, judging))
     return ledger
 
 
@@ -117,7 +119,7 @@ def _keys(rows: pd.DataFrame, devices: Mapping[str, int]) -> list[str]:
 
 def _outcome(
     runs: pd.DataFrame, known: JobConditions, sizes: Mapping[str, float], overshoot_price: float
-) -> Row:
+) -> pd.Series[Any]:
     """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
     `runs` are the setup's runs, each joined with the published row. The measured step time is the
@@ -128,8 +130,8 @@ def _outcome(
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
     counts = np.array([[pool["count"] for pool in row["pools"]]])
     conditions = known.gangs(pools, counts, sizes.get(row["workload"], 0.0))
-    conditions = conditions.later(known.compilation.seconds(row["workload"], mode_of(row)))
-    work_hours = [-(-int(row["samples"]) // int(row["global_batch"])) * step_s / 3600]
+    conditions = conditions.later(known.compile_s(row["workload"], mode_of(row)))
+    work_hours = [-(-row["samples"] // row["global_batch"]) * step_s / 3600]
     hours, price = float(expected_hours(work_hours, conditions)[0]), row["usd_per_hour"]
     goal = Goal(
         goal=row["goal"],
@@ -144,10 +146,10 @@ def _outcome(
     found["p_meets"] = float(meeting.chance[0]) if goal.constraint else None
     found["holds"] = not misses(goal, meeting.chance)[0]
     found["loss"] = float(losses(goal, np.log([found[goal.objective]]), meeting)[0])
-    return row | {f"promised_{name}": row[name] for name in _PROMISED} | found
+    return pd.Series(row | found, dtype=object)
 
 
-def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
+def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
     Rivals are the alternatives that were published with the choice. The first of `outcomes` is the
@@ -156,7 +158,7 @@ def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]
-    best = min(finite, key=lambda rival: rival["loss"], default=dict[str, Any]())
+    best = min(finite, key=lambda rival: rival["loss"], default=pd.Series(dtype=object))
     verdict, regret = "compared", None
     if not choice["holds"]:
         verdict = "missed_constraint"
@@ -167,22 +169,21 @@ def _judged(outcomes: list[Row], used: pd.DataFrame) -> Row:
     used = used.drop_duplicates("run_id").sort_values(["measured_at", "run_id"])
     low_s, high_s = choice["promised_step_low_s"], choice["promised_step_high_s"]
     row = {
-        **{name: choice[name] for name in _KEPT},
-        **{f"promised_{name}": choice[f"promised_{name}"] for name in _PROMISED},
-        **{f"measured_{name}": choice[name] for name in _MEASURED},
-        "evidence": _digest("\n".join(used["run_id"])),
+        **choice[_KEPT],
+        **choice[_MEASURED].add_prefix("measured_"),
+        "evidence": _digest(used["run_id"]),
         "evidence_runs": len(used),
         "within_interval": bool(low_s <= choice["step_s"] <= high_s),
         "met_constraint": None if choice["p_meets"] is None else choice["holds"],
         "rivals_measured": len(rivals),
-        **{f"best_rival_{name}": best.get(name) for name in _RIVAL},
+        **best.reindex(_RIVAL).add_prefix("best_rival_"),
         "verdict": verdict,
         "regret": regret,
-        "first_measured_at": used["measured_at"].iloc[0],
-        "newest_measured_at": used["measured_at"].iloc[-1],
+        "first_measured_at": used["measured_at"].min(),
+        "newest_measured_at": used["measured_at"].max(),
     }
     return {name: None if pd.isna(value) else value for name, value in row.items()}
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(values: Iterable[object]) -> str:
+    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()[:16]

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import parse_cluster, parse_numbers
-from ..domain.setup_table import rows_of
+from ..domain.setup_table import machines_of, rows_of, types_of
 
 TAKEN = 0.1  # a run is disturbed if the hypervisor withholds this share of the needed CPU time
 _DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log reference seconds
@@ -45,11 +44,9 @@ def alarms(
 ) -> list[dict[str, Any]]:
     """Return a row of the table raw_alarms for each run that was slower than its 90 % interval.
 
-    Rows are sorted from the newest run to the oldest.
-
     Args:
-        runs: rows of the mart run_details with an additional column `slowness`: the seconds of the
-            reference computation divided by its usual seconds.
+        runs: rows of the mart run_details, the newest first, with an additional column `slowness`:
+            the seconds of the reference computation divided by its usual seconds.
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: the share of a step that making batches took in profiles, by workload and
@@ -62,9 +59,8 @@ def alarms(
             continue
         cause, detail, instance_type = _cause(run, expected, input_share)
         found.append(
-            {name: run[name] for name in ("run_id", "workload", "cluster", "measured_at")}
+            {name: run[name] for name in ("run_id", "workload", "cluster", "zone", "measured_at")}
             | {
-                "zone": run["zone"] or "",
                 "measured_s": run["step_s"],
                 "predicted_s": expected["step_s"],
                 "high_s": expected["step_high_s"],
@@ -73,7 +69,7 @@ def alarms(
                 "instance_type": instance_type,
             }
         )
-    return sorted(found, key=lambda row: (row["measured_at"], row["run_id"]), reverse=True)
+    return found
 
 
 def sentence(row: Row) -> str:
@@ -102,7 +98,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
     if slowness > slow_from(_number(run, "usual_spread")):
         detail = f"slow machine: the fixed computation took {slowness - 1:.0%} longer than usual"
         return "speed", detail, ""
-    types = parse_cluster(run["cluster"])
+    types = types_of(run["cluster"])
     node, above = _slowest_machine(run, types)
     if above > max(_LEAST_APART, np.nan_to_num(_number(run, "step_spread"))):
         detail = f"node {node} ({types[node]}) computes {above:.0%} slower than equal machines"
@@ -117,8 +113,7 @@ def _cause(run: Row, expected: Row, input_share: Mapping[tuple[str, str], float]
         share = _number(run, "input_s") / step_s
     if share >= _INPUT:
         return "input", f"making batches takes {share:.0%} of a step", ""
-    known = f" (fixed computation: {slowness - 1:+.0%} time)" if np.isfinite(slowness) else ""
-    detail = f"slow code: all machines compute more slowly than predicted{known}"
+    detail = "slow code: all machines compute more slowly than predicted"
     return "compute", detail, types[0] if len(set(types)) == 1 else ""
 
 
@@ -164,19 +159,16 @@ def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
 
     Equal nodes have the same instance type, number of devices used and batch per device. A result
     of 0.2 means that the node computes 20 % longer per step than the median equal node. The result
-    is (0, 0.0) if no node is known to be slower than equal nodes.
+    is (0, 0.0) if the seconds of the nodes are unknown.
     """
-    rank_s = np.atleast_1d(np.asarray(run.get("rank_compute_s"), dtype=float))
-    used = parse_numbers(run["layout"], len(types), "layout")
+    rank_s = np.array(run["rank_compute_s"], dtype=float, ndmin=1)
+    used, shares = machines_of(run["cluster"], run["layout"], run["batch_per_device"], {})
     if len(rank_s) != sum(used):  # the run did not record the seconds of each device
         return 0, 0.0
     seconds = np.maximum.reduceat(rank_s, np.cumsum([0, *used[:-1]])).tolist()
-    shares = parse_numbers(run["batch_per_device"], len(types), "batch_per_device")
     kinds = list(zip(types, used, shares, strict=True))
-    slowest = 0, 0.0
+    above = []
     for node, kind in enumerate(kinds):
         equals = [seconds[at] for at, other in enumerate(kinds) if other == kind and at != node]
-        above = seconds[node] / median(equals) - 1 if equals else 0.0
-        if above > slowest[1]:
-            slowest = node, above
-    return slowest
+        above.append(seconds[node] / median(equals) - 1 if equals else 0.0)
+    return above.index(max(above)), max(above)

@@ -108,22 +108,18 @@ def _even_out(
     change. The other arguments are those of `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
-        d, active = devices[:, [giver, taker]], rows
-        active = active[
-            (d[active, 1] > d[active, 0]) & (count[active][:, [giver, taker]] > 0).all(1)
-        ]
-        active = active[d[active, 1] % d[active, 0] == 0]
+        ratio, rest = np.divmod(devices[:, taker], np.maximum(devices[:, giver], 1))
+        both = (count[:, giver] > 0) & (count[:, taker] > 0)
+        active = rows[(both & (ratio > 1) & (rest == 0))[rows]]
         while active.size:
-            moved = samples[active]
-            moved[:, giver] -= d[active, 1] // d[active, 0]
+            n, moved = count[active], samples[active]
+            moved[:, giver] -= ratio[active]
             moved[:, taker] += 1
             before, after = (
-                (a[active] + k[active] * -(-each // np.maximum(count[active], 1)))
+                np.where(n > 0, a[active] + k[active] * -(-each // np.maximum(n, 1)), 0).max(axis=1)
                 for each in (samples[active], moved)
             )
-            used = count[active] > 0
-            shorter = np.where(used, after, 0).max(1) < np.where(used, before, 0).max(1) - 1e-12
-            shorter &= moved[:, giver] >= count[active, giver]
+            shorter = (after < before - 1e-12) & (moved[:, giver] >= n[:, giver])
             active = active[shorter]
             samples[active] = moved[shorter]
 
@@ -247,9 +243,8 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     Every device gets at least one sample in a micro-step, and the samples fit in its memory. The
-    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. If
-    none of these splits fits in memory, larger divisors are tried in ascending order, until a split
-    fits.
+    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. The
+    other divisors are tried in ascending order if no split with fewer steps fits in memory.
 
     Args:
         workload: the workload with its allowed modes.
@@ -281,18 +276,13 @@ def splits_of(
         rows = np.flatnonzero(able)
         # Sharded state is divided by the number of ranks. Rounding this number down to a power of
         # two overestimates memory slightly, and keeps the number of memory queries small.
-        powers, power = np.unique(shards[rows] if mode.sharded else able[rows], return_inverse=True)
-        largest_batch = np.array(
-            [
-                _largest_batches(model, workload.name, mode, types, int(shared_by), max(totals))
-                for shared_by in powers
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 2, len(types) + 1)
+        shared_by = np.where(mode.sharded, shards[rows], 1)
+        powers, power = np.unique(shared_by, return_inverse=True)
+        limits = _largest_batches(model, workload.name, mode, types, powers, max(totals))
         whole: dict[int, IntArray] = {}  # micro-step samples -> splits of all rows
         for total in totals:
             fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
-            for steps in _step_counts(total):
+            for steps in _divisors(total):
                 micro, usual = total // steps, steps in ACCUMULATION_STEPS
                 at = np.flatnonzero(lacking & ~fitted | usual)
                 kinds, each = kind[rows[at]], count[rows[at]]
@@ -309,9 +299,9 @@ def splits_of(
                 if usual:
                     whole[micro] = samples
                 most = -(-samples // np.maximum(each, 1))
-                limits = largest_batch[power[at, None], int(steps > 1), kinds]
+                limit = limits[power[at, None], int(steps > 1), kinds]
                 possible = samples.any(axis=1)
-                kept = possible & ((each == 0) | (most <= limits)).all(axis=1)
+                kept = possible & ((each == 0) | (most <= limit)).all(axis=1)
                 fitted[at] |= kept
                 lacking[at] |= possible & ~kept
                 if mode.of_equal_batches:
@@ -328,7 +318,7 @@ def splits_of(
         workload=workload.name,
         modes=workload.modes,
         types=tuple(types),
-        mode=numbers[order].astype(np.intp),
+        mode=numbers[order],
         cluster=cluster[order],
         kind=kind[cluster[order]],
         count=count[cluster[order]],
@@ -339,15 +329,10 @@ def splits_of(
     )
 
 
-def _step_counts(total: int) -> list[int]:
-    """Return the numbers of accumulation steps to try for the global batch `total`.
-
-    First come the divisors of `total` in ACCUMULATION_STEPS, then all larger divisors.
-    """
+def _divisors(total: int) -> list[int]:
+    """Return the divisors of `total` in ascending order."""
     small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
-    divisors = sorted({*small, *(total // each for each in small)})
-    usual = [each for each in divisors if each in ACCUMULATION_STEPS]
-    return usual + [each for each in divisors if each > max(usual)]
+    return sorted({*small, *(total // each for each in small)})
 
 
 def _largest_batches(
@@ -355,18 +340,20 @@ def _largest_batches(
     workload: str,
     mode: Mode,
     types: Sequence[InstanceType],
-    ranks: int,
+    powers: IntArray,
     most: int,
 ) -> IntArray:
-    """Return a (2, types + 1) array: the largest batch that fits in the memory of one device.
+    """Return a (powers, 2, types + 1) array: the largest batch that fits in a device's memory.
 
-    Row 0 is without gradient accumulation, row 1 with accumulation. A column is an instance type;
-    the last column, for padding, is always `most`. `ranks` devices share sharded state. A batch is
-    0 if no sample fits. A batch is `most` if `most` samples fit, or if memory needs are unknown.
+    The first axis is the number of devices that share sharded state. The second axis is without and
+    with gradient accumulation. The third axis is the instance type; the last entry, for padding, is
+    always `most`. A batch is 0 if no sample fits. A batch is `most` if `most` samples fit, or if
+    memory needs are unknown.
     """
-
-    def largest(kind: InstanceType, accumulates: bool) -> int:
-        needs = model.memory.needs(workload, mode, kind.name, ranks, accumulates=accumulates)
-        return int(min(needs.largest_batch(kind.device_memory_gib * 2**30), most))
-
-    return np.array([[*(largest(kind, some) for kind in types), most] for some in (False, True)])
+    found = np.full((len(powers), 2, len(types) + 1), most)
+    for row, steps, column in np.ndindex(len(powers), 2, len(types)):
+        kind, ranks = types[column], int(powers[row])
+        needs = model.memory.needs(workload, mode, kind.name, ranks, accumulates=steps > 0)
+        largest = needs.largest_batch(kind.device_memory_gib * 2**30)
+        found[row, steps, column] = min(largest, most)
+    return found

@@ -1,7 +1,7 @@
 """Enumerate the candidates of a workload: each batch split in each market and zone.
 
 A batch split says how many samples each device of a cluster gets. `without_beaten_zones` leaves out
-zones in which no cluster can be the best.
+zones that are unlikely to have the best cluster.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..domain.cluster import Offer, Pool
 from ..domain.numeric import FloatArray, IntArray
@@ -88,7 +90,7 @@ class Candidates:
         clusters = f"{self.frame['cluster'].nunique() - unpriced:,} clusters"
         return f"{clusters} (left out: {left})" if left else clusters
 
-    def column(self, name: str, rows: IntArray | slice = slice(None)) -> IntArray:
+    def column(self, name: str, rows: IntArray | slice = slice(None)) -> NDArray[Any]:
         return self.frame[name].to_numpy()[rows]
 
     def setup(self, row: int) -> Setup:
@@ -143,12 +145,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     frames, conditions, first = [], [], 0
     left_out = np.zeros(len(OBSTACLES), dtype=np.intp)
     for number, zone in enumerate(zones):
-        sells = np.array([one.name in zone for one in types] + [True], dtype=bool)
-        sold = splits.obstacle[(counts[:, ~sells[:-1]] == 0).all(axis=1)]
-        left_out += np.bincount(sold[sold >= 0], minlength=len(OBSTACLES))
-        rows = np.flatnonzero(sells[splits.kind].all(axis=1))
+        sells = np.array([one.name in zone for one in types])
+        sold = (counts[:, ~sells] == 0).all(axis=1)
+        obstacle = splits.obstacle[sold & (splits.obstacle >= 0)]
+        left_out += np.bincount(obstacle, minlength=len(OBSTACLES))
+        rows = np.flatnonzero(sold[splits.cluster])
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
-        bought = counts[np.ix_(clusters, np.flatnonzero(sells[:-1]))]
+        bought = counts[np.ix_(clusters, sells)]
         offers = list(zone.values())
         prices = np.array([one.total_usd_per_hour for one in offers], dtype=float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
@@ -165,59 +168,35 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         pools = [Pool.of(one) for one in offers]
         conditions.append(supply.job_conditions.gangs(pools, bought, state_bytes))
         first += len(clusters)
-    compilation = supply.job_conditions.compilation
+    compile_s = [supply.job_conditions.compile_s(workload.name, mode) for mode in splits.modes]
     return Candidates(
         splits=splits,
         zones=zones,
         frame=pd.concat(frames, ignore_index=True),
         conditions=Conditions.joined(conditions),
-        compile_s=np.array([compilation.seconds(workload.name, one) for one in splits.modes]),
+        compile_s=np.array(compile_s),
         left_out=dict(zip(OBSTACLES, left_out.tolist(), strict=True)),
     )
 
 
-def without_beaten_zones(offers: Sequence[Offer], *, most: int = MOST_ZONES) -> list[Offer]:
+def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers, in their order, without offers that need not be compared.
 
-    A zone that is beaten by another zone of the same market loses all its offers. The other zone
-    sells all its instance types, at no higher price, download cost or interruption rate.
-
-    At most `most` of the remaining zones of a market keep all their offers: the zones that are
-    cheapest for the most instance types. Every other zone keeps only the types for which it is the
-    cheapest zone.
+    The best offers of an instance type in a market have the lowest price per hour or the lowest
+    cost of downloads at the start. At most MOST_ZONES zones of a market keep all their offers: the
+    zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
+    are not compared, because the published rates differ too little to outweigh a price.
     """
-    kept: list[dict[str, Offer]] = []
-    for group in sold_together(offers):
-        if not any(_beats(other, group) for other in kept):
-            kept = [other for other in kept if not _beats(group, other)] + [group]
-    cheapest: dict[tuple[str, str], Offer] = {}
-    left = [offer for group in kept for offer in group.values()]
-    for offer in sorted(left, key=price_or_inf):
-        cheapest.setdefault((offer.market, offer.instance_type.name), offer)
-    wins = Counter(map(zone_of, cheapest.values()))
-    zones = sorted(set(map(zone_of, left)), key=lambda at: (at[0], -wins[at], at))
+    by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
+    by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))
+    best: set[Offer] = set()
+    for ordered in (by_price, by_start):
+        first: dict[tuple[str, str], Offer] = {}
+        for offer in ordered:
+            first.setdefault((offer.market, offer.instance_type.name), offer)
+        best.update(first.values())
+    wins = Counter(map(zone_of, best))
+    zones = sorted(wins, key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
-    whole = {zone for _, group in by_market for zone in islice(group, most)}
-    return [
-        one
-        for one in offers
-        if zone_of(one) in whole
-        or zone_of(one) == zone_of(cheapest[one.market, one.instance_type.name])
-    ]
-
-
-def _beats(ours: Mapping[str, Offer], theirs: Mapping[str, Offer]) -> bool:
-    """Return True if `ours` sells all types of `theirs`, none at a higher price or risk.
-
-    Each argument maps instance types to the offers of one market and zone. The price per hour, the
-    cost of downloads at the start, and the interruption rate are compared. Zones of different
-    markets never beat each other.
-    """
-    return all(
-        (own := ours.get(name)) is not None
-        and own.market == offer.market
-        and price_or_inf(own) <= price_or_inf(offer)
-        and own.start_usd <= offer.start_usd
-        and own.interruptions_per_hour <= offer.interruptions_per_hour
-        for name, offer in theirs.items()
-    )
+    whole = {zone for _, group in by_market for zone in islice(group, MOST_ZONES)}
+    return [one for one in offers if one in best or zone_of(one) in whole]

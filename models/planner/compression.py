@@ -62,10 +62,12 @@ def compared(
     reasons in `vetoes` for strategies that may not be chosen. Only strategies with
     `Mode.must_be_faster` are named, if the workload and the cluster support both them and DDP.
     """
-    reasons: list[list[str]] = [[] for _ in setups]
+    reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`
     for at, setup in enumerate(setups):
         dense, able = setup.mode.dense, able_modes(setup, workload.modes)
+        vetoed = able_modes(setup, list(vetoes))
+        reasons.append([vetoes[mode] for mode in vetoed if mode.dense == dense])
         for mode in able:
             if dense in able and mode.must_be_faster and mode.dense == dense:
                 rivals.append((at, replace(setup, mode=mode)))
@@ -81,7 +83,4 @@ def compared(
                 f" {rival.mode.dense.strategy}, given its uncertainty ({step_s:.3g} s per step, at"
                 f" most {high_s:.3g} s, against {dense_s:.3g} s)"
             )
-    for setup, found in zip(setups, reasons, strict=True):
-        vetoed = able_modes(setup, list(vetoes))
-        found += [vetoes[mode] for mode in vetoed if mode.dense == setup.mode.dense]
     return ["; ".join(found) for found in reasons]

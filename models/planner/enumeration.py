@@ -86,6 +86,20 @@ def clusters_of(
                 yield cluster
 
 
+def cheapest_cluster(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
+    """Return a cluster of the instance types `names`, in the cheapest market and zone.
+
+    `names` has the instance type of each machine. Returns None if no market and zone sells all
+    types at a known price.
+    """
+    able = [
+        Cluster(members=tuple(group[name] for name in names))
+        for group in sold_together([one for one in offers if one.usd_per_hour is not None])
+        if group.keys() >= set(names)
+    ]
+    return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
+
+
 def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
     """Return, for each market and zone, a dictionary of the cheapest offer of each instance type.
 

@@ -1,30 +1,25 @@
-"""Explain in words why a setup was chosen or not chosen, or why no setup is feasible."""
+"""Explain in words why a setup was chosen or not chosen, or why no setup keeps a limit."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..domain.cluster import Cluster
 from ..domain.numeric import IntArray
 from ..domain.setup_table import Row
 from ..domain.workload import Goal, Mode, Workload
 from ..job.cost import JobCosts
-from ..step_time.machine_specs import computes
 from ..step_time.model import StepTimeModel
-from .batch_split import global_batches
 from .candidates import Supply
-from .choice_rule import EVEN_ODDS, drawn_meeting
+from .choice_rule import EVEN_ODDS
 
-_SAME = 1e-6  # relative difference below which two amounts are equal
 # A setup counts as measured if it is less than this many doublings away from a measurement. A
 # doubling is a factor of two in batch, devices or machines.
 _MEASURED = 0.05
-_SMALL = 0.005  # probabilities below this are not mentioned
-_GIB = 2.0**30
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -47,11 +42,15 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     return shown.format(f"{number:,.{decimals}f}")
 
 
-def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
+def winner(
+    row: Row, rival: Row | None, goal: Goal, predicted: pd.Series[Any], *, clusters: str
+) -> str:
     """Return a text that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row; None if there is none. `clusters` is a phrase that says how many
-    clusters were compared and left out.
+    `rival` is the second-best row; None if there is none. `predicted` is the prediction of the
+    setup, with the distance to the nearest measurement. If reading the input is the bottleneck, the
+    text says what would help. `clusters` is a phrase that says how many clusters were compared and
+    left out.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -61,30 +60,19 @@ def winner(row: Row, rival: Row | None, goal: Goal, *, clusters: str) -> str:
         limit, chance = amount(goal.limit, what), row["p_meets_constraint"]
         said.append(f"meets {limit} with {chance:.0%} probability{required}")
     if rival is not None:
-        but = ""
-        if what is not None and rival[aim] < row[aim] * (1 - _SAME):
-            but = f", but meets {limit} with {rival['p_meets_constraint']:.0%} probability"
-        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}{but}")
+        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}")
+        if what is not None:
+            said[-1] += f" and meets {limit} with {rival['p_meets_constraint']:.0%} probability"
     said.append(f"the best with {row['p_best']:.0%} probability")
     said.append(f"limited by {row['bottleneck']}")
-    return "; ".join(said)
-
-
-def nearest(predicted: pd.Series[Any]) -> str:
-    """Return phrases about the input and about the nearest measurement; each starts with "; ".
-
-    `predicted` is the prediction of a setup. If reading the input is its bottleneck, a phrase says
-    what would help. The other phrase has the distance from the setup to the nearest measurement.
-    """
-    said = ""
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
-        said += f"; more {predicted['input_by']} would help"
+        said.append(f"more {predicted['input_by']} would help")
     doublings = float(predicted.get("nearest_doublings", np.nan))
     if doublings < _MEASURED:
-        said += "; this setup was measured"
+        said.append("this setup was measured")
     elif np.isfinite(doublings):
-        said += f"; nearest measurement {doublings:.1f} doublings away"
-    return said
+        said.append(f"nearest measurement {doublings:.1f} doublings away")
+    return "; ".join(said)
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
@@ -103,31 +91,39 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     return f"{behind} and {extra} against {named(first)}; {best}"
 
 
-def infeasible(goal: Goal, costs: JobCosts, order: IntArray) -> str:
+def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability. It also
-    names the cluster that is most likely to keep the stated limit, if its probability is at least
-    0.5 %. `order` has the positions in `costs` to consider.
+    The text names the lowest limit that a cluster keeps with the required probability, and the
+    cluster that is most likely to keep the stated limit. `usable` has the positions in `costs` to
+    consider.
     """
-    what, limit = goal.used, goal.limit
+    what, drawn = goal.used, costs.drawn[goal.used][usable]
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    drawn = costs.drawn(what)[order]
-    needed, chance = np.quantile(drawn, required, axis=1), drawn_meeting(drawn, limit).chance
-    asked, least = amount(limit, what), amount(needed.min(), what, up=True)
-    near = _cluster(costs.setups[order[int(needed.argmin())]].cluster)
-    said = f"no cluster on offer meets {asked} with {required:.0%} probability; "
-    said += f"the nearest, {near}, would meet a {_LIMITS[what]} of {least}"
-    if chance.max() < _SMALL:
-        return said
-    bet = int(order[chance.argmax()])
-    hours, usd = amount(costs.hours[bet], "hours"), amount(costs.expected("usd")[bet], "usd")
-    best = f"the best bet, {_cluster(costs.setups[bet].cluster)}, meets {asked}"
-    return f"{said}; {best} with {chance.max():.0%} probability, at {hours} and {usd}"
+    needed, chance = np.quantile(drawn, required, axis=1), (drawn <= goal.limit).mean(axis=1)
+    asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
+    near, bet = (costs.setups[usable[int(at)]].cluster for at in (needed.argmin(), chance.argmax()))
+    return (
+        f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
+        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}; the best bet,"
+        f" {bet.name} ({bet.market}), meets {asked} with {chance.max():.0%} probability"
+    )
 
 
-def _cluster(cluster: Cluster) -> str:
-    return f"{cluster.name} ({cluster.market})"
+def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
+    """Return a phrase with the memory that a sample needs, if it fits on no device; else ""."""
+    types = {offer.instance_type for offer in supply.offers}
+    needed = [
+        model.memory.needs(workload.name, mode, one.name, supply.max_hosts * one.devices)
+        for one, mode in product(types, workload.modes)
+    ]
+    least = min((each.peak_bytes(1) / 2**30 for each in needed), default=0.0)
+    most = max(one.device_memory_gib for one in types)
+    if least <= most:
+        return ""
+    return (
+        f"; a sample needs {least:.3g} GiB on a device, and the largest device has {most:.3g} GiB"
+    )
 
 
 def named(row: Row) -> str:
@@ -148,41 +144,3 @@ def _difference(row: Row, against: Row, what: str) -> str:
         return f"equal {_UNITS[what]} ({amount(mine, what)})"
     shown = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
     return f"{shown} % {_UNITS[what]} ({amount(mine, what)} against {amount(theirs, what)})"
-
-
-def obstacle(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Return a sentence that says why no machine on offer can train the workload.
-
-    The sentence has one of these reasons, or is empty:
-
-    - The devices support none of the workload's modes.
-    - The devices have too little memory.
-    - The global batch cannot be divided equally among the devices of a machine.
-    """
-    types = list({one.instance_type.name: one.instance_type for one in supply.offers}.values())
-    if not any(computes(one.device, mode) for one in types for mode in workload.modes):
-        precisions = dict.fromkeys(mode.precision for mode in workload.modes)
-        return f"no device on offer supports {' or '.join(precisions)}"
-    needed = [
-        min(
-            model.memory.needs(
-                workload.name, mode, one.name, supply.max_hosts * one.devices
-            ).peak_bytes(1)
-            for mode in workload.modes
-        )
-        for one in types
-    ]
-    if all(least > one.device_memory_gib * _GIB for least, one in zip(needed, types, strict=True)):
-        return (
-            "no device on offer has enough memory for one sample of this workload: about"
-            f" {min(needed) / _GIB:.3g} GiB are needed, and the largest device has"
-            f" {max(one.device_memory_gib for one in types):.3g} GiB"
-        )
-    counts = sorted({one.devices for one in types})
-    totals = global_batches(workload.global_batch_least, workload.global_batch_most)
-    if any(total % count == 0 for total in totals for count in counts):
-        return ""
-    return (
-        f"no machine on offer can divide a global batch of {' or '.join(map(str, totals))} equally"
-        f" among its devices: use a multiple of {' or '.join(map(str, counts))}"
-    )

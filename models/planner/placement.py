@@ -5,19 +5,18 @@ time. The seconds of a round follow from measured links:
 
     max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
 
-`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. For up to 8
-machines, all orders are compared. For more machines, a local search swaps pairs of machines.
+`sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. A local search
+swaps pairs of machines.
 """
 
 from collections.abc import Sequence
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from ..domain.numeric import FloatArray, IntArray
 
-EXACT = 8  # up to this number of machines, all orders are compared; 8 machines have 40,320 orders
 # Minimum share of the communication seconds that a new order must save. A smaller gain does not
 # justify a new order, because runs in different orders are harder to compare.
 LEAST_GAIN = 0.05
@@ -39,10 +38,6 @@ class Links(NamedTuple):
     latency_s: FloatArray
     byte_s: FloatArray
     sharing: float = 0.0
-
-    @property
-    def machines(self) -> int:
-        return len(self.latency_s)
 
 
 class Round(NamedTuple):
@@ -95,19 +90,13 @@ def seconds_of(
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the rank order of machines in which the communication rounds take the shortest time.
 
-    For more than 8 machines (EXACT), the order is the best that a local search finds.
+    The order is the best that local searches from several starts find. For up to 8 machines, it is
+    nearly always the best of all orders.
     """
-    if links.machines > EXACT:
-        return searched(links, rounds)
-    orders = np.array(list(permutations(range(links.machines))))
-    return tuple(orders[seconds_of(links, rounds, orders, ties=_TIES).argmin()].tolist())
-
-
-def searched(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Return the best rank order that local searches from several starts find."""
-    random, machines = np.random.default_rng(0), np.arange(links.machines)
-    moves = np.tile(machines, (links.machines * (links.machines - 1) // 2, 1))
-    for move, (first, second) in zip(moves, combinations(machines, 2), strict=True):
+    random, machines = np.random.default_rng(0), np.arange(len(links.latency_s))
+    pairs = list(combinations(machines, 2))
+    moves = np.tile(machines, (len(pairs), 1))
+    for move, (first, second) in zip(moves, pairs, strict=True):
         move[[first, second]] = second, first
     found: list[tuple[float, list[int]]] = []
     for order in [machines, *(random.permutation(machines) for _ in range(_STARTS))]:
@@ -129,7 +118,7 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
 
     sweeps: at least two measurements (sweeps) of all links.
     """
-    unchanged = tuple(range(sweeps[0].machines))
+    unchanged = tuple(range(len(sweeps[0].latency_s)))
     gains = []
     for left_out, sweep in enumerate(sweeps):
         chosen = fastest(_median([*sweeps[:left_out], *sweeps[left_out + 1 :]]), rounds)

@@ -12,20 +12,19 @@ If there are at most DRAWN candidates, every candidate reaches the last stage.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray, to_rounding
-from ..domain.setup_table import Row
+from ..domain.setup_table import Row, runs_by_key, setup_key
 from ..domain.workload import UNPLANNED, Goal, Mode, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
 from .compression import compared, unproven
-from .explanations import obstacle
+from .explanations import too_small
 from .ranking import infeasible_row, recommend, summary
 
 DRAWS = 400  # must be even: draws come in pairs that are symmetric about the prediction
@@ -42,17 +41,16 @@ class Recommendation:
 
     Attributes:
         rows: rows of the published table for each goal.
-        frontier: rows on the Pareto frontier of expected hours and dollars.
+        frontier: rows on the Pareto frontier of expected hours and dollars, with the probability
+            of keeping the first goal's limit.
         ranked: the setups that were ranked with joint draws of step times.
         candidates: the number of setups enumerated.
-        looked_at: the number of setups predicted by the model.
     """
 
     rows: list[Row]
     frontier: Sequence[Row] = ()
     ranked: Sequence[Setup] = ()
     candidates: int = 0
-    looked_at: int = 0
 
 
 def plan(
@@ -75,69 +73,68 @@ def plan(
             cluster of this kind gets an additional row.
         seed: the random seed of the joint draws.
     """
-    asked, workload = workload, choosable(workload, supply.vetoes)
     goals, found = workload.goals, allowed(workload, supply, model)
     if found is None:
         why = "no cluster on offer can be launched here; more instance types would help"
-        return nothing(asked, why if workload.modes else "; ".join(supply.vetoes.values()))
+        return nothing(workload, "; ".join(supply.vetoes.values()) if supply.offers else why)
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
-        found, looked = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
-    if not len(found) or not len(looked):
-        why = obstacle(workload, supply, model)
-        return nothing(workload, why or f"no cluster can train this workload: {found.compared()}")
-    splits = np.unique(found.column("split", looked))
+        found, best = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
+    if not len(found):
+        why = f"no cluster on offer can train this workload: {found.compared()}"
+        return nothing(workload, why + too_small(workload, supply, model))
+    looked = replace(found, frame=found.frame.iloc[best])
+    splits = np.unique(looked.column("split"))
     arrays = found.splits.arrays(splits)
-    predictions = model.predict_arrays(arrays)
-    barred = unproven(model, arrays, predictions, workload.modes)
+    predictions = model.predict_arrays(arrays).set_axis(splits)
+    barred = unproven(model, arrays, predictions, found.splits.modes)
     step_s = np.full(len(found.splits), np.nan)  # NaN: not predicted, or may not be chosen
     step_s[splits] = predictions["step_s"].where(~barred)
-    costed = replace(found, frame=found.frame.iloc[looked]).with_hours(step_s, workload.samples)
-    hours, usd = (costed.column(name).astype(float) for name in ("hours", "usd"))
-    device = found.splits.device[found.column("split")]
-    drawn = looked[
-        shortlist(hours, usd, _groups(found, looked), goals, DRAWN, device=device[looked])
-    ]
-    front = looked[undominated(to_rounding(hours), to_rounding(usd))]
+    looked = looked.with_hours(step_s, workload.samples)
+    drawn = shortlist(looked, goals, DRAWN)
+    front = undominated(*(to_rounding(looked.column(name)) for name in ("hours", "usd")))
     rows = np.union1d(drawn, front)
-    setups = [found.setup(row) for row in rows.tolist()]
-    judged, place = np.unique(found.column("split", rows), return_inverse=True)
+    setups = [looked.setup(row) for row in rows.tolist()]
+    judged, place = np.unique(looked.column("split", rows), return_inverse=True)
     draws = model.draw_arrays(found.splits.arrays(judged), count=DRAWS, seed=seed)
     costs = job_costs(
         workload,
         setups,
-        predictions.iloc[np.searchsorted(splits, judged)[place]],
+        predictions.loc[looked.column("split", rows)],
         draws[place],
         job_conditions=supply.job_conditions,
         seed=seed,
     )
-
-    published = recommend(
-        workload,
-        costs,
-        runs=runs,
-        top=top,
-        clusters=found.compared(),
-        notes=partial(compared, workload=asked, model=model, vetoes=supply.vetoes),
-    )
+    published = recommend(workload, costs, top=top, clusters=found.compared())
+    shown = [row for row in published if row["cluster"]]
+    if shown:
+        _complete(shown, workload, supply, model, pd.DataFrame() if runs is None else runs)
     return Recommendation(
-        rows=_with_field_terms(published, model),
-        frontier=_frontier(costs, np.searchsorted(rows, front), goals),
+        rows=published,
+        frontier=_frontier(costs, np.searchsorted(rows, front), goals[0]),
         ranked=[setups[at] for at in np.searchsorted(rows, drawn).tolist()],
         candidates=len(found),
-        looked_at=len(looked),
     )
 
 
-def _with_field_terms(rows: list[Row], model: StepTimeModel) -> list[Row]:
-    """Return `rows` with throughput, utilisation and memory, as far as they are known."""
-    shown = [row for row in rows if row["cluster"]]
-    if shown:
-        frame = pd.DataFrame(shown)
-        terms = model.field_terms(frame, frame["step_s"].to_numpy(float))
-        for row, known in zip(shown, terms.to_dict("records"), strict=True):
-            row |= {str(name): value for name, value in known.items() if not math.isnan(value)}
-    return rows
+def _complete(
+    rows: list[Row], workload: Workload, supply: Supply, model: StepTimeModel, runs: pd.DataFrame
+) -> None:
+    """Add the remaining columns to the rows of `recommend`, and replace their column `setup`.
+
+    The columns are the number of measured runs, throughput, utilisation and memory, as far as they
+    are known. The reason gets a text about strategies that could replace DDP.
+    """
+    setups = [row.pop("setup") for row in rows]
+    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
+    measured = runs_by_key(types, runs)
+    notes = compared(setups, workload, model, supply.vetoes)
+    frame = pd.DataFrame(rows)
+    terms = model.field_terms(frame, frame["step_s"].to_numpy(float)).to_dict("records")
+    for row, setup, note, known in zip(rows, setups, notes, terms, strict=True):
+        row["measured_runs"] = measured[setup_key(setup)]
+        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
+        row |= {str(name): value for name, value in known.items() if not math.isnan(value)}
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
@@ -154,8 +151,9 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
     """Return the answer for a workload without candidates: a row per goal with the reason `why`."""
-    rows = [infeasible_row(workload, goal, why, status) for goal in workload.goals]
-    return Recommendation(rows=rows)
+    return Recommendation(
+        rows=[infeasible_row(workload, goal, why, status) for goal in workload.goals]
+    )
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
@@ -184,59 +182,44 @@ def _that_fit(
     a cluster can be launched. The check is slow, so only the clusters of the best candidates are
     checked. Candidates that fail the check are dropped, and the best candidates are selected again.
     """
-    cluster, refusals = found.column("cluster"), dict[int, str]()
-    usd, device = found.column("usd").astype(float), found.splits.device[found.column("split")]
+    checked, refused = set[int](), 0
     while True:
-        refused = [code for code, why in refusals.items() if why]
-        kept = ~np.isin(cluster, refused)
-        hours = np.where(kept, found.column("hours"), np.inf)
-        rows = shortlist(hours, usd, _groups(found), goals, LOOKED, device=device)
-        clusters, first = np.unique(cluster[rows], return_index=True)
-        fresh = {
-            code: supply.fits(found.setup(row).cluster)
-            for code, row in zip(clusters.tolist(), rows[first].tolist(), strict=True)
-            if code not in refusals
-        }
-        refusals |= fresh
-        if not any(fresh.values()):
-            place = np.cumsum(kept) - 1
-            left_out = {**found.left_out, "that cannot be launched": len(refused)}
-            return replace(found, frame=found.frame[kept], left_out=left_out), place[rows]
+        best = shortlist(found, goals, LOOKED)
+        clusters, first = np.unique(found.column("cluster", best), return_index=True)
+        unfit = [
+            cluster
+            for cluster, row in zip(clusters.tolist(), best[first].tolist(), strict=True)
+            if cluster not in checked and supply.fits(found.setup(row).cluster)
+        ]
+        if not unfit:
+            left_out = {**found.left_out, "that cannot be launched": refused}
+            return replace(found, left_out=left_out), best
+        refused += len(unfit)
+        checked.update(clusters.tolist())
+        found = replace(found, frame=found.frame[~found.frame["cluster"].isin(unfit)])
 
 
-def _groups(found: Candidates, rows: IntArray | slice = slice(None)) -> IntArray:
-    """Return a (rows,) array of numbers, equal for candidates with the same cluster and mode."""
-    mode = found.splits.mode[found.column("split", rows)]
-    return found.column("cluster", rows) * len(found.splits.modes) + mode
-
-
-def shortlist(
-    hours: FloatArray,
-    usd: FloatArray,
-    group: IntArray,
-    goals: Sequence[Goal],
-    count: int,
-    *,
-    device: IntArray,
-) -> IntArray:
+def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
     All candidates with finite hours are returned if there are at most `count`. If there are more,
     these candidates are returned:
 
-    - the candidates that are nearest to the Pareto frontier of `hours` and `usd`
+    - the candidates that are nearest to the Pareto frontier of hours and dollars
     - for each goal, the candidates with the lowest loss, for each assumed uncertainty in _SPREADS
     - for each goal with a limit, near misses. Their objective is better than the objective of every
       candidate that keeps the limit. Explanations mention them.
     - for each goal, the best candidate of each kind of device
 
-    Each criterion except the last takes at most two candidates with the same number in `group`.
-    `device` has the number of each candidate's kind of device, or -1 for several kinds.
+    Each criterion except the last takes at most two candidates with the same cluster and mode.
     """
-    usable = np.flatnonzero(np.isfinite(hours))
+    by = {name: found.column(name) for name in ("hours", "usd")}
+    usable = np.flatnonzero(np.isfinite(by["hours"]))
     if len(usable) <= count:
         return usable
-    by = {"hours": hours, "usd": np.where(np.isfinite(hours), usd, np.inf)}
+    split = found.column("split")
+    group = found.column("cluster") * len(found.splits.modes) + found.splits.mode[split]
+    device = found.splits.device[split]
     share = count // (len(goals) + 1)
     picked: list[IntArray] = [_first(_above_frontier(by["hours"], by["usd"]), group, share)]
     for goal in goals:
@@ -249,7 +232,7 @@ def shortlist(
             scores.append(np.where(aim < best, used, np.inf))
         picked += [_first(score, group, share // len(scores)) for score in scores]
         for score in (by[goal.used], scores[len(scores) // 2]):
-            known = (device >= 0) & np.isfinite(score)
+            known = np.isfinite(score)
             best_of_kind = pd.Series(score)[known].groupby(device[known]).idxmin()
             picked.append(best_of_kind.to_numpy(np.intp))
     return np.unique(np.concatenate(picked))
@@ -292,15 +275,13 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
     return order
 
 
-def _frontier(costs: JobCosts, front: IntArray, goals: Sequence[Goal]) -> list[Row]:
+def _frontier(costs: JobCosts, front: IntArray, goal: Goal) -> list[Row]:
     """Return a row for each setup at positions `front`, which form the Pareto frontier.
 
-    If exactly one goal has a limit, each row has the probability of keeping that limit.
+    Each row has the probability of keeping the limit of `goal`, or None if `goal` has no limit.
     """
-    rows = [summary(costs, at) | {"p_meets_constraint": None} for at in front.tolist()]
-    limited = [goal for goal in goals if goal.constraint is not None]
-    if len(limited) == 1:
-        meeting = drawn_meeting(costs.drawn(limited[0].used)[front], limited[0].limit)
-        for row, chance in zip(rows, meeting.chance.tolist(), strict=True):
-            row["p_meets_constraint"] = chance
-    return rows
+    chances = drawn_meeting(costs.drawn[goal.used][front], goal.limit).chance.tolist()
+    return [
+        summary(costs, at) | {"p_meets_constraint": chance if goal.constraint else None}
+        for at, chance in zip(front.tolist(), chances, strict=True)
+    ]

@@ -7,17 +7,15 @@ A joint draw has a step time, start-up, checkpoints and interruptions for every 
 only step times are drawn.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..domain.cluster import Cluster
-from ..domain.numeric import BoolArray, IntArray, to_rounding
-from ..domain.setup_table import Row, runs_by_key, setup_key
-from ..domain.workload import Goal, Setup, Workload
+from ..domain.numeric import IntArray, to_rounding
+from ..domain.setup_table import Row
+from ..domain.workload import Goal, Workload
 from ..job.cost import JobCosts
 from ..step_time import field_terms
 from . import explanations as explain
@@ -72,13 +70,7 @@ COLUMNS = (
 
 
 def recommend(
-    workload: Workload,
-    costs: JobCosts,
-    *,
-    runs: pd.DataFrame | None = None,
-    top: int = 5,
-    clusters: str = "all clusters",
-    notes: Callable[[Sequence[Setup]], Sequence[str]] = lambda shown: [""] * len(shown),
+    workload: Workload, costs: JobCosts, *, top: int = 5, clusters: str = "all clusters"
 ) -> list[Row]:
     """Return the planner's columns of the published table, for each goal of `workload`.
 
@@ -94,46 +86,36 @@ def recommend(
     "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.
 
     If no setup is possible for a goal, the goal has a single row with the status "infeasible" or
-    "no_price". The reason in the row says what would be feasible. The additional column `offers`
-    has the offers of the row's machines.
+    "no_price". The reason in the row says what would be feasible. The additional columns `setup`
+    and `offers` have the row's setup and the offers of its machines.
 
     Args:
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
-        runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal, without the rows of item 4.
         clusters: a phrase about the clusters compared, for the explanation.
-        notes: a function that returns further text for the reason of each setup.
     """
-    rows = [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
-    shown = [row for row in rows if row["cluster"] is not None]
-    setups = [costs.setups[row.pop("at")] for row in shown]
-    types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
-    measured = runs_by_key(types, pd.DataFrame() if runs is None else runs)
-    for row, note, setup in zip(shown, notes(setups), setups, strict=True):
-        row["measured_runs"] = measured[setup_key(setup)]
-        row["reason"] = "; ".join(filter(None, [row["reason"], note]))
-    return rows
+    return [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
 
 
 def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: str) -> list[Row]:
-    """Return the rows of `recommend` for a single goal.
-
-    `recommend` describes `top` and `clusters`. The rows lack the column `measured_runs`. The
-    additional column `at` is the position of the setup in `costs`.
-    """
-    objective = costs.expected(goal.objective)
-    used = costs.expected(goal.used)
-    other = costs.expected("hours" if goal.objective == "usd" else "usd")
+    """Return the rows of `recommend` for a single goal."""
+    objective = costs.expected[goal.objective]
+    used = costs.expected[goal.used]
+    other = costs.expected["hours" if goal.objective == "usd" else "usd"]
     usable = np.isfinite(objective) & np.isfinite(used)
-    meeting = drawn_meeting(costs.drawn(goal.used), goal.limit)
+    meeting = drawn_meeting(costs.drawn[goal.used], goal.limit)
     missing = misses(goal, meeting.chance)
     loss = losses(goal, np.log(objective), meeting)  # not finite if a price is unknown
     order = np.lexsort((other, loss.round(9)))
     order = order[np.isfinite(loss[order])]
     best = best_of_each(costs.cluster, order)[:CLUSTERS_COMPARED]
     if not len(best):
-        return [_infeasible(workload, goal, costs, usable)]
+        if goal.constraint is None or not usable.any():
+            why = "no cluster on offer has a known price; a price would help"
+            return [infeasible_row(workload, goal, why, "no_price")]
+        why = explain.infeasible(goal, costs, np.flatnonzero(usable))
+        return [infeasible_row(workload, goal, why)]
     tempted = usable & missing & (objective < objective[best[0]])
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
@@ -150,7 +132,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     ranked += [at for at in compared if devices[at] not in seen and "+" not in devices[at]]
     rows = []
     for rank, at in enumerate(ranked, start=1):
-        row = _row(workload, goal, costs, at) | {"at": at, "rank": rank}
+        row = _row(workload, goal, costs, at) | {"setup": costs.setups[at], "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
         row["p_meets_constraint"] = float(meeting.chance[at]) if goal.constraint else None
         row["p_best"] = p_best.get(at, 0.0)
@@ -158,8 +140,8 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     first, *rest = rows
     first["status"] = "recommended"
     rival = rest[0] if len(shown) > 1 else None
-    first["reason"] = explain.winner(first, rival, goal, clusters=clusters)
-    first["reason"] += explain.nearest(costs.predictions.iloc[int(best[0])])
+    predicted = costs.predictions.iloc[int(best[0])]
+    first["reason"] = explain.winner(first, rival, goal, predicted, clusters=clusters)
     for row in rest:
         row["reason"] = explain.loser(row, first, goal)
     return rows
@@ -185,25 +167,11 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
     Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
     """
-    meeting = known_meeting(costs.expected_by_draw(goal.used)[best], goal.limit)
-    loss = losses(goal, np.log(costs.expected_by_draw(goal.objective)[best]), meeting)
+    meeting = known_meeting(costs.expected_by_draw[goal.used][best], goal.limit)
+    loss = losses(goal, np.log(costs.expected_by_draw[goal.objective][best]), meeting)
     chosen = np.argmin(loss.round(9), axis=0)[np.isfinite(loss).any(axis=0)]
     share = np.bincount(chosen, minlength=len(loss)) / loss.shape[1]
     return dict(zip(best.tolist(), share.tolist(), strict=True))
-
-
-def _infeasible(workload: Workload, goal: Goal, costs: JobCosts, usable: BoolArray) -> Row:
-    """Return the row to publish for a goal without a possible setup in `costs`.
-
-    The status is "no_price" if the goal has no limit or no setup is usable. With the status
-    "infeasible", the reason in the row states a limit that a cluster keeps. `usable` is a mask of
-    the setups with known hours and dollars.
-    """
-    if goal.constraint is None or not usable.any():
-        why = "no cluster on offer has a known price; a price would help"
-        return infeasible_row(workload, goal, why, "no_price")
-    order = np.argsort(costs.expected(goal.used), kind="stable")
-    return infeasible_row(workload, goal, explain.infeasible(goal, costs, order[usable[order]]))
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
@@ -236,14 +204,12 @@ def summary(costs: JobCosts, at: int) -> Row:
     `usd` is the exact sum of `usd_machines`, `usd_storage` and `usd_other`. `usd` and
     `usd_machines` are None if a price is unknown.
     """
-    setup, hours = costs.setups[at], float(costs.hours[at])
+    setup, hours = costs.setups[at], float(costs.expected["hours"][at])
     price, storage, other = setup.cluster.bill_per_hour
     other_usd = hours * other + float(costs.download_usd[at])
     items = {"usd_storage": hours * storage, "usd_other": other_usd}
     machines = None if price is None else hours * price
     usd = None if machines is None else sum(items.values(), machines)
-    columns = setup.row()
-    del columns["workload"], columns["provider"]
     offers = [
         {
             "instance_type": offer.instance_type.name,
@@ -255,7 +221,7 @@ def summary(costs: JobCosts, at: int) -> Row:
         for count, offer in setup.cluster.counted()
     ]
     return {
-        **columns,
+        **setup.row(),
         "market": setup.cluster.market,
         "device": _device(setup.cluster),
         "cluster_offers": offers,
@@ -274,8 +240,9 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
     """
     setup, predicted = costs.setups[at], costs.predictions.iloc[at]
     shown = summary(costs, at)
-    hours_p90 = float(np.quantile(costs.sampled_hours[at], 0.9))
-    usd_p90 = float(costs.usd_per_hour[at] * hours_p90 + costs.download_usd[at])
+    hours_p90, usd_p90 = (
+        float(np.quantile(costs.drawn[name][at], 0.9)) for name in ("hours", "usd")
+    )
     known = shown["usd"] is not None
     seconds = ("step_s", "step_low_s", "step_high_s", *_PARTS)
     return {
@@ -283,7 +250,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
         **shown,
         **{name: float(predicted[name]) for name in seconds if name in predicted},
         "offers": tuple(dict.fromkeys(setup.cluster.members)),
-        "region": "+".join(sorted({offer.region for offer in setup.cluster.members})),
+        "region": setup.cluster.members[0].region,
         "samples_per_s": setup.global_batch / float(predicted["step_s"]),
         "hours_p90": hours_p90,
         "usd_p90": usd_p90 if known else None,

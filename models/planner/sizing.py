@@ -32,8 +32,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import product
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -47,6 +48,7 @@ from ..step_time.dataset import (
     workload_facts,
 )
 from ..step_time.machine_specs import Machine, read_machines
+from ..step_time.rows import WorkloadFacts
 
 EFFICIENCIES = {"largest_90": 0.9, "largest_80": 0.8}
 FORMULAS = {
@@ -101,14 +103,14 @@ class Scale(NamedTuple):
     A unit is a machine, or a device of one machine.
 
     - `devices_each`: the number of devices used on each machine; 0 if a unit is a device
-    - `steps[size][micro_batch, accumulation_steps]`: the step time in seconds on `size` units
+    - `steps[size, micro_batch, accumulation_steps]`: the step time in seconds on `size` units
     - `micro_batch`: the number of samples of one unit in a micro-step
     """
 
     mode: Mode
     instance_type: str
     devices_each: int
-    steps: Mapping[int, Mapping[tuple[float, int], float]]
+    steps: Mapping[tuple[int, float, int], float]
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return {number of units: seconds of a step of `batch` samples}, as far as known.
@@ -118,25 +120,22 @@ class Scale(NamedTuple):
         unit, and unmeasured seconds are sums of measured micro-steps.
         """
         found: dict[int, float] = {}
-        alone = self.steps.get(1, {})
-        for size, measured in sorted(self.steps.items()):
+        for (size, own, steps), step_s in sorted(self.steps.items()):
             if micro is None:
-                whole = [s for (own, steps), s in measured.items() if size * own * steps == batch]
-                if whole:
-                    found[size] = min(whole)
+                if size * own * steps == batch:
+                    found[size] = min(step_s, found.get(size, step_s))
                 continue
-            count, once = batch / (size * micro), (micro, 1)
-            if (micro, count) in measured:
-                found[size] = measured[micro, int(count)]
-            elif count >= 1 and count.is_integer() and once in measured and once in alone:
-                found[size] = (count - 1) * alone[once] + measured[once]
+            count, alone_s = batch / (size * micro), self.steps.get((1, micro, 1))
+            if (own, steps) == (micro, count):
+                found[size] = step_s
+            elif (own, steps) == (micro, 1) and count.is_integer() and count >= 1 and alone_s:
+                found[size] = (count - 1) * alone_s + step_s
         return found
 
     @property
     def batches(self) -> list[float]:
         """Return the measured global batches in ascending order."""
-        shapes = [(size, *shape) for size, own in self.steps.items() for shape in own]
-        return sorted({size * micro * steps for size, micro, steps in shapes})
+        return sorted({size * micro * steps for size, micro, steps in self.steps})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
         """Return the pair (global batch, micro batch) for which `sizes` knows the most step times.
@@ -145,16 +144,11 @@ class Scale(NamedTuple):
         unit in a micro-step; None means that all step times were measured. Returns None if no pair
         has step times on one unit and on several units.
         """
-        batches = {*self.batches, *([least] if least == most else [])}
-        micros = [None, *sorted({micro for own in self.steps.values() for micro, _ in own})]
-        known = {
-            (batch, micro): self.sizes(batch, micro)
-            for batch in batches
-            for micro in micros
-            if least <= batch <= most
-        }
+        batches = [batch for batch in {least, *self.batches} if least <= batch <= most]
+        micros = {None, *(micro for _, micro, _ in self.steps)}
+        known = {pair: self.sizes(*pair) for pair in product(batches, micros)}
         # Among pairs with equally many step times, measured pairs come first, then pairs with a
-        # high throughput on one unit, then pairs with a small global batch.
+        # high throughput on one unit, then pairs with a small global batch and micro-batch.
         return max(
             (pair for pair, sizes in known.items() if {1} < sizes.keys()),
             key=lambda pair: (
@@ -162,6 +156,7 @@ class Scale(NamedTuple):
                 pair[1] is None,
                 pair[0] / known[pair][1],
                 -pair[0],
+                -(pair[1] or 0.0),
             ),
             default=None,
         )
@@ -174,10 +169,10 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     not measured on a single device, the step time on a single device comes from a profile.
     `devices` has the number of devices of each instance type, for runs without a layout.
     """
-    # Step times by mode, instance type, devices_each, size, micro-batch and accumulation steps.
-    measured: dict[tuple[Mode, str, int, int, float, int], list[float]] = defaultdict(list)
+    # Step times by mode, instance type and devices_each, and by the keys of `Scale.steps`.
+    measured: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     runs = valid_runs(data.runs)
-    runs = runs[runs["workload"].astype(str) == workload] if len(runs) else runs
+    runs = runs[runs["workload"].astype(str) == workload]
     for row, mode in zip(rows_of(runs), modes_of(runs), strict=True):
         name, *others = types = types_of(row["cluster"])
         texts = row["cluster"], row.get("layout") or "", str(row["batch_per_device"])
@@ -192,12 +187,11 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
         for each in (0, 1):
             shape = row["mode"], row["instance_type"], each, 1, float(row["batch"]), 1
             measured.setdefault(shape, [row["step_s"]])
-    found: dict[tuple[Mode, str, int], dict[int, dict[tuple[float, int], float]]]
-    found = defaultdict(lambda: defaultdict(dict))
-    for (mode, name, each, size, batch, steps), seconds in sorted(measured.items()):
-        found[mode, name, each][size][batch, steps] = median(seconds)
-    scales = [Scale(*key, sizes) for key, sizes in found.items()]
-    return [scale for scale in scales if scale.devices_each or max(scale.steps) > 1]
+    scales: dict[tuple[Any, ...], dict[Any, float]] = defaultdict(dict)
+    for key, seconds in sorted(measured.items()):
+        scales[key[:3]][key[3:]] = median(seconds)
+    found = [Scale(mode, name, each, steps) for (mode, name, each), steps in scales.items()]
+    return [one for one in found if one.devices_each or any(size > 1 for size, *_ in one.steps)]
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
@@ -228,15 +222,11 @@ def size_workload(
     `batches` are the minimum and the maximum global batch to consider.
     """
     data = at_nominal_speed(data)
-    clusters = set(data.runs.get("cluster", ()))
-    seen = {name for cluster in clusters for name in types_of(cluster)}
-    machines = read_machines(data.instance_types, seen)
-    facts, profiles = workload_facts(data).get(workload), _profiles(data, workload)
-    gradient_bytes = 0.0 if facts is None else facts.gradient_bytes
-    ready = 0.0  # share of the backward pass before the first gradient bucket is ready
-    if len(data.buckets):
-        named = data.buckets["workload"].astype(str) == workload
-        ready = data.buckets["ready_fraction"][named].min() if named.any() else ready
+    seen = {name for cluster in set(data.runs["cluster"]) for name in types_of(cluster)}
+    machines, profiles = read_machines(data.instance_types, seen), _profiles(data, workload)
+    facts = workload_facts(data).get(workload, WorkloadFacts())
+    # The share of the backward pass after the first gradient bucket is ready.
+    after = facts.hidden_part / BACKWARD_PART if facts.hidden_part > 0 else 1.0
     found: dict[str, list[Row]] = {
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }
@@ -256,10 +246,10 @@ def size_workload(
         sizes = scale.sizes(*pair)
         found["checks"] += [key | check for check in check_sizes(sizes)]
         row = key | _scaling(sizes, max(machine.devices, *sizes) if not scale.devices_each else 0)
-        if scale.devices_each and gradient_bytes > 0:
+        if scale.devices_each and facts.gradient_bytes > 0:
             shares = [one["backward_s"] / one["step_s"] for one in here or alike]
-            backward = (median(shares) if shares else BACKWARD_PART) * (1 - ready)
-            row |= _hiding(sizes, scale.devices_each, gradient_bytes, machine, backward)
+            backward = after * median(shares or [BACKWARD_PART])
+            row |= _hiding(sizes, scale.devices_each, facts.gradient_bytes, machine, backward)
         found["scaling"].append(row)
     return found
 
@@ -340,14 +330,13 @@ def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row
     The batch fits in the memory of the device. The list is empty if no measured batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
-    known = (row for row in profiles if pd.notna(row.get("peak_bytes")))
-    peaks = {float(row["batch"]): float(row["peak_bytes"]) for row in known}
-    gib = machine.device_memory_gib
-    memory = None if gib is None else gib * GIB
+    known = (row for row in profiles if pd.notna(row["peak_bytes"]))
+    peaks = {row["batch"]: row["peak_bytes"] for row in known}
+    memory = machine.device_memory_gib * GIB or None  # None: unknown
     speeds = {
         batch: batch / step_s
-        for (batch, steps), step_s in scale.steps.get(1, {}).items()
-        if steps == 1 and peaks.get(batch, 0.0) <= (memory or math.inf)
+        for (size, batch, steps), step_s in scale.steps.items()
+        if size == steps == 1 and peaks.get(batch, 0.0) <= (memory or math.inf)
     }
     if not speeds:
         return []

@@ -48,6 +48,7 @@ from ..domain.workload import (
     MSTOPK_SENT,
     POWERSGD_SENT,
     SERVED,
+    STRATEGIES,
     TENSOR,
     TENSOR_1D,
     UPDATES_SHARED,
@@ -88,7 +89,8 @@ class Communication(NamedTuple):
     passes: float = 0.0
 
 
-_STRATEGIES = {
+COMMUNICATION = {
+    **dict.fromkeys(STRATEGIES, Communication()),
     # A rank gathers weights twice and sums gradients.
     "fsdp": Communication(sent=1.5, on_gloo=2.0 / 1.5),
     # A rank gathers weights once and sums gradients.
@@ -126,10 +128,6 @@ class Volumes(NamedTuple):
         return self.weights > 0 and self.inputs > 0
 
 
-def communication(strategy: str) -> Communication:
-    return _STRATEGIES.get(strategy, Communication())
-
-
 def seconds_per_value(machine: Machine) -> float:
     """Return the seconds of compression per gradient value, spent on selecting what to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
@@ -147,7 +145,7 @@ def selection_seconds(
             selection in ddp-mstopk.
         per_value: (rows,) results of `seconds_per_value`.
     """
-    known = communication(strategy)
+    known = COMMUNICATION[strategy]
     values = sent_bytes / known.sent / _BYTES_PER_VALUE * known.passes
     return (values / devices if strategy == MSTOPK_SENT else values) * per_value
 

@@ -45,14 +45,7 @@ _LEAST_COMPUTE = 0.02  # minimum share of compute in a step
 # Number of repeated setups that the prior of the noise counts as; minimum standard deviation of log
 # seconds at which the runs of a setup can contradict each other.
 _FEW_REPEATED, _LEAST_CONTRADICTION = 4, 0.03
-_SETUP = (
-    "workload",
-    *MODE_COLUMNS,
-    "cluster",
-    "layout",
-    "batch_per_device",
-    "accumulation_steps",
-)
+_SETUP = ["workload", *MODE_COLUMNS, "cluster", "layout", "batch_per_device", "accumulation_steps"]
 _CELL = ["workload", *MODE_COLUMNS, "instance_type", "batch", "kind"]
 _ALIKE = ["workload", *MODE_COLUMNS, "batch", "kind"]
 
@@ -94,17 +87,12 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
     Both columns have the seconds of a benchmark that runs beside each measurement. A value is a
-    number, or an array with a number for each machine. For several machines, the result is the
+    number, or a sequence with a number for each machine. For several machines, the result is the
     geometric mean of their ratios.
     """
-    found = np.full(len(measured), np.nan)
     names = ("reference_s", "usual_reference_s")
     pairs = zip(*(column(measured, name, np.nan) for name in names), strict=True)
-    for at, pair in enumerate(pairs):
-        own, usual = (np.array(value, dtype=float, ndmin=1) for value in pair)
-        if own.shape == usual.shape and np.all(own > 0) and np.all(usual > 0):
-            found[at] = np.exp(np.mean(np.log(own / usual)))
-    return found
+    return np.array([np.exp(np.mean(np.log(np.divide(own, usual)))) for own, usual in pairs])
 
 
 def at_nominal_speed(data: TrainingData) -> TrainingData:
@@ -121,11 +109,14 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
     known = np.isfinite(slow)
     if 2 * int(known.sum()) <= len(data.runs):
         return data
-    variance, reliability = _between_hours(data.runs[known], slow[known])
-    beta = speed_exponent(data.runs[known], slow[known], reliability)
-    runs = _divided(
-        data.runs, ("step_s", "sync_s", "input_s"), np.exp(beta * np.where(known, slow, 0.0))
-    )
+    runs, variance = data.runs[known], float(np.var(slow[known]))
+    spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
+    machines = runs["reference_s"].map(np.size)
+    noise = float(np.mean(_MEDIAN_TO_MEAN * spread**2 / (blocks * machines)))
+    reliability = max(1.0 - noise / variance, 0.0) if variance > 0 else 0.0
+    beta = speed_exponent(runs, slow[known], reliability)
+    factors = np.exp(beta * np.nan_to_num(slow))
+    runs = _divided(data.runs, ("step_s", "sync_s", "input_s"), factors)
     factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
     parts = ("forward_s", "backward_s", "optimizer_s", "input_s", "load_s")
     return replace(
@@ -133,19 +124,6 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
         runs=runs.assign(speed_sd=beta * np.sqrt(variance * reliability)),
         profiles=_divided(data.profiles, parts, factors),
     )
-
-
-def _between_hours(runs: pd.DataFrame, slow: FloatArray) -> tuple[float, float]:
-    """Return (variance, reliability) of the log slowness of machines over all runs.
-
-    The reliability is the fraction of the variance that is not measurement noise. `slow` is a
-    (runs,) array: the log of `slowness` in each run.
-    """
-    spread, blocks = numbers(runs, "reference_spread", 0.0), numbers(runs, "reference_blocks", 1)
-    machines = np.array([np.size(one) for one in runs["reference_s"]])
-    noise = float(np.mean(_MEDIAN_TO_MEAN * spread**2 / (blocks * machines)))
-    variance = float(np.var(slow))
-    return variance, float(np.clip(1.0 - noise / variance, 0.0, 1.0)) if variance > 0 else 0.0
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
@@ -158,7 +136,7 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
     frame = setup.assign(x=slow, y=np.log(np.where(step > 0, step, np.nan))).dropna()
-    groups = frame.groupby(list(_SETUP), sort=False)
+    groups = frame.groupby(_SETUP, sort=False)
     x, y = (frame[name] - groups[name].transform("mean") for name in ("x", "y"))
     squares, freedom = float((x * x).sum()), len(frame) - groups.ngroups - 1
     if freedom < 1 or squares <= 0:
@@ -218,7 +196,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
         sync_s=numbers(runs, "sync_s"),
         log_s=np.log(step_s),
     )
-    found = frame.groupby(list(_SETUP), sort=True, as_index=False).agg(
+    found = frame.groupby(_SETUP, as_index=False).agg(
         step_s=("step_s", "median"),
         sync_s=("sync_s", "median"),
         runs=("step_s", "size"),
@@ -247,23 +225,16 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
         kind         the kind of device
         step_s       forward and backward seconds
         optimizer_s  seconds of the optimizer
-        input_part   the fraction of step_s spent on making batches
     """
-    seconds = ["forward_s", "backward_s", "optimizer_s", "input_s"]
-    frame = profiles.reindex(
-        columns=["workload", *MODE_COLUMNS, "instance_type", "batch", *seconds]
+    names = ["workload", *MODE_COLUMNS, "instance_type", "batch"]
+    frame = profiles.reindex(columns=[*names, "forward_s", "backward_s", "optimizer_s"])
+    found: pd.DataFrame = frame.assign(
+        **_modes(frame),
+        kind=[device_kind(name, machines[name]) for name in frame["instance_type"]],
+        step_s=frame["forward_s"] + frame["backward_s"],
+        optimizer_s=frame["optimizer_s"].fillna(0.0),
     )
-    good = frame[(frame[["batch", "forward_s", "backward_s"]] > 0).all(axis=1)]
-    step_s = good["forward_s"] + good["backward_s"]
-    found: pd.DataFrame = good.assign(
-        **_modes(good),
-        kind=[device_kind(name, machines[name]) for name in good["instance_type"].astype(str)],
-        step_s=step_s,
-        optimizer_s=numbers(good, "optimizer_s", 0.0).clip(0.0),
-        input_part=(numbers(good, "input_s", 0.0) / step_s).clip(0.0, 1.0),
-    )
-    groups = found.groupby(_CELL, as_index=False)
-    return groups[["step_s", "optimizer_s", "input_part"]].median()
+    return found.groupby(_CELL, as_index=False)[["step_s", "optimizer_s"]].median()
 
 
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
@@ -305,9 +276,33 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
     return found.assign(
         cluster="1x" + found["instance_type"].astype(str),
         batch_per_device=found["batch"],
-        layout="1",
         runs=1.0,
     )
+
+
+def facts_of(rows: pd.DataFrame) -> dict[str, WorkloadFacts]:
+    """Return {workload: its facts} for workloads with at least one known fact.
+
+    rows: runs or workloads. Of several numbers for a fact, the last counts.
+    """
+    shape = ["parameters", "layers", "hidden", "sequence"]
+    columns = [*shape, "gradient_bytes", "checkpoint_bytes", "flops_per_sample"]
+    divided = [f"divided_{name}" for name in Volumes._fields]
+    table = rows.reindex(columns=["workload", *columns, "vocabulary", *divided])
+    table = table.set_index("workload").apply(pd.to_numeric, errors="coerce")
+    known = table.where(table > 0).groupby(level=0).last().dropna(how="all", subset=columns)
+    return {
+        str(name): WorkloadFacts(
+            gradient_bytes=facts["gradient_bytes"] or 4.0 * facts["parameters"],  # fp32
+            checkpoint_bytes=facts["checkpoint_bytes"],
+            flops=facts["flops_per_sample"],
+            transformer=Transformer(*(facts[each] for each in (*shape, "vocabulary")))
+            if all(facts[each] for each in shape)
+            else None,
+            divided=Volumes(*(facts[each] for each in divided)),
+        )
+        for name, facts in known.fillna(0.0).to_dict("index").items()
+    }
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
@@ -316,26 +311,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
     from the profile. The other facts come from `data.workloads`, or else from `data.runs`.
     """
-    columns = ["gradient_bytes", "checkpoint_bytes", "parameters", "flops_per_sample"]
-    columns += ["layers", "hidden", "sequence"]
-    divided = [f"divided_{name}" for name in Volumes._fields]
-    frames = [
-        each.reindex(columns=["workload", *columns, *divided])
-        for each in (data.runs, data.workloads)
-    ]
-    table = pd.concat(frames).set_index("workload").apply(pd.to_numeric, errors="coerce")
-    # `last` prefers the facts in `data.workloads`.
-    known = table.where(table > 0).groupby(level=0).last().dropna(how="all", subset=columns)
-    found = {}
-    for name, facts in known.fillna(0.0).to_dict("index").items():
-        shape = [facts[each] for each in ("parameters", "layers", "hidden", "sequence")]
-        found[str(name)] = WorkloadFacts(
-            gradient_bytes=facts["gradient_bytes"] or 4.0 * facts["parameters"],  # fp32
-            checkpoint_bytes=facts["checkpoint_bytes"],
-            flops=facts["flops_per_sample"],
-            transformer=Transformer(*shape) if all(shape) else None,
-            divided=Volumes(*(facts[each] for each in divided)),
-        )
+    found = facts_of(pd.concat([data.runs, data.workloads]))
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():
         ordered = rows.groupby("bucket")[["bytes", "ready_fraction"]].median().sort_index()
         size = ordered["bytes"].to_numpy(float)

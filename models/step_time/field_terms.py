@@ -28,18 +28,19 @@ def field_terms(
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)
     needed, peak = np.full_like(gib, -math.inf), np.zeros(len(gib))
     tokens, flops = np.full((2, len(gib)), math.nan)
+    devices = arrays.count * arrays.layout
     for workload, mode, rows in arrays.groups():
         known = facts.of(workload)
         flops[rows] = known.flops or math.nan
         tokens[rows] = known.transformer.sequence if known.transformer else math.nan
         rates = [peak_tflops(each, mode.precision) for each in machines]
-        ours = arrays.take(rows)
-        peak[rows] = (ours.layout * ours.by_type(rates, 0.0)).sum(axis=1) * 1e12
-        ranks, several = ours.ranks.astype(int).tolist(), (ours.accumulation > 1).tolist()
-        for row, at in np.argwhere(ours.present).tolist():
-            name, accumulates = ours.names[ours.kind[row, at]], several[row]
-            needs = memory.needs(workload, mode, name, ranks[row], accumulates=accumulates)
-            needed[rows[row], at] = needs.peak_bytes(ours.batch[row, at])
+        peak[rows] = (devices * arrays.by_type(rates, 0.0))[rows].sum(axis=1) * 1e12
+        for row in rows.tolist():
+            several, ranks = bool(arrays.accumulation[row] > 1), int(devices[row].sum())
+            for at in np.flatnonzero(devices[row]).tolist():
+                name = arrays.names[arrays.kind[row, at]]
+                needs = memory.needs(workload, mode, name, ranks, accumulates=several)
+                needed[row, at] = needs.peak_bytes(arrays.batch[row, at])
     samples_per_s, needed = arrays.samples / step_s, needed / 2**30
     fullest = np.arange(len(gib)), np.argmin(gib - needed, axis=1)
     finite = np.isfinite(gib[fullest] - needed[fullest])

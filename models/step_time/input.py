@@ -34,7 +34,6 @@ If input_s is missing, it counts as 0.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -46,10 +45,9 @@ from .machine_specs import Machine
 from .setup_arrays import SetupArrays, read_setups
 
 # Standard deviations of the log seconds to load a sample. The seconds come from a profile on the
-# instance type, from a profile on another type that is scaled with the fixed work (dataset.py), or
-# from an unscaled profile on another type. The speeds of EC2's CPUs differ by a factor of up to 1.5
+# instance type or on another type. The speeds of EC2's CPUs differ by a factor of up to 1.5
 # (derived for Srift).
-_PROFILED_SD, _SCALED_SD, _ELSEWHERE_SD = 0.05, 0.15, 0.3
+_PROFILED_SD, _ELSEWHERE_SD = 0.05, 0.3
 # Prior standard deviation of log(measured / expected loading seconds) of a workload; number of
 # measurements that this prior counts as.
 _OFF_SD, _PSEUDO = 0.15, 4.0
@@ -167,14 +165,11 @@ class Loaders:
         workers: {workload: number of loader workers for each device}.
         samples: {(workload, instance type): (l, v)}. l and v are the seconds of CPU time and of
             waiting for storage to load one sample.
-        fixed_s: {instance type: seconds that one CPU core needs for the fixed work}. The fixed work
-            is a benchmark (dataset.py). Types with an accelerator are left out.
         off: {workload: (mean, standard deviation) of log(measured / expected loading seconds)}.
     """
 
     workers: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    fixed_s: dict[str, float] = field(default_factory=dict)
     off: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, workload: str, name: str) -> tuple[float, float, float]:
@@ -182,27 +177,17 @@ class Loaders:
 
         The numbers are the seconds of CPU time, the seconds of waiting for storage, and the
         standard deviation of the log of these seconds. If the workload was not profiled on this
-        type, the numbers come from profiles on other types.
+        type, the numbers are medians of profiles on other types.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
-        others = {one: cost for (owner, one), cost in self.samples.items() if owner == workload}
-        loads, waits = np.array([*others.values()]).T
-        load_s, wait_s = float(np.median(loads)), float(np.median(waits))
-        scaled = [
-            load_s * self.fixed_s[name] / self.fixed_s[one]
-            for one, (load_s, _) in others.items()
-            if {name, one} <= self.fixed_s.keys()
-        ]
-        if scaled:
-            return float(np.median(scaled)), wait_s, _SCALED_SD
-        logs = np.log(np.maximum(loads + waits, 1e-12))
+        others = np.array([cost for (one, _), cost in self.samples.items() if one == workload])
+        load_s, wait_s = np.median(others, axis=0).tolist()
+        logs = np.log(np.maximum(others.sum(axis=1), 1e-12))
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
-    def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait | None:
-        """Return the data loading of `setups`; None if no workload of them has a loader."""
-        if self.workers.keys().isdisjoint(setups.workloads):
-            return None
+    def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait:
+        """Return the data loading of `setups`."""
 
         def costs(workload: str, name: str) -> tuple[float, ...]:
             if workload not in self.workers:
@@ -221,10 +206,10 @@ class Loaders:
             most: FloatArray = np.where(where, values, 0.0).max(axis=1)
             return most
 
-        table = np.array([costs(*pair) for pair in product(setups.workloads, setups.names)])
-        pair = setups.workload[:, None] * len(setups.names) + setups.kind
+        costs_of = [[costs(one, name) for name in setups.names] for one in setups.workloads]
+        table = np.array(costs_of).reshape(len(setups.workloads), len(setups.names), 3)
         # Padding gets the costs of another instance type, but has no samples.
-        one_s, all_s, sd = np.moveaxis(table[pair], -1, 0)
+        one_s, all_s, sd = np.moveaxis(table[setups.workload[:, None], setups.kind], -1, 0)
         known = [machines[name] for name in setups.names]
         cores = setups.by_type([each.cores for each in known], 1.0)
         trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
@@ -270,13 +255,12 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
     if not loaded.any():
         return data, Loaders()
     profiles = data.profiles.assign(load_wait_s=numbers(data.profiles, "load_wait_s", 0.0))
-    known = profiles[loaded & profiles["loader_workers"].notna()]
+    known = profiles[loaded]
     costs = known.groupby(["workload", "instance_type"])[["load_s", "load_wait_s"]].median()
     workers = known.groupby("workload")["loader_workers"].max()
     loaders = Loaders(
         workers={str(name): int(count) for name, count in workers.items()},
         samples=dict(zip(costs.index, costs.itertuples(index=False, name=None), strict=True)),
-        fixed_s=_fixed_work(profiles, machines),
     )
     made_s = np.where(loaded, np.nan_to_num(numbers(profiles, "input_s")), 0.0)
     forward_s = profiles["forward_s"]
@@ -288,32 +272,14 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
     return replace(data, runs=runs, profiles=profiles), replace(loaders, off=off)
 
 
-def _fixed_work(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> dict[str, float]:
-    """Return {instance type: seconds that one CPU core needs for the fixed work}.
-
-    The fixed work is a benchmark that runs beside each measurement (dataset.py). Types with an
-    accelerator are left out.
-    """
-    usual = pd.Series(numbers(profiles, "usual_reference_s"), profiles.index)
-    usual_s = usual.groupby(profiles["instance_type"]).median()
-    return {
-        name: usual_s[name] * machine.cores
-        for name, machine in machines.items()
-        if name in usual_s and usual_s[name] > 0 and not machine.accelerated
-    }
-
-
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
     """Return the runs without the seconds of loading in `step_s`, and the field `Loaders.off`."""
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
-    if not len(own):
-        return runs, {}
     setups = read_setups(own, {name: one.devices for name, one in machines.items()})
     wait = loaders.wait(setups, machines)
-    assert wait is not None
     step, sync, waited = (numbers(own, name) for name in ("step_s", "sync_s", "input_s"))
     device_s = np.maximum(step - np.nan_to_num(waited), _LEAST_REST * step)
     synced = np.minimum(np.nan_to_num(sync), (1 - _LEAST_REST) * device_s)

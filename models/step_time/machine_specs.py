@@ -2,25 +2,27 @@
 
 import math
 import re
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..domain.setup_table import column
 from ..domain.workload import Mode
 from .one_device import UNKNOWN, Sheet
 
-# Defaults if the value is unknown for all types. Only ratios of cores matter. 10 Gbit/s is usual
-# Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026).
-_CORES, _GBPS = 1.0, 10.0
 # Peak fp32 TFLOP/s of a CPU core, as the operating system counts cores. Two units of eight lanes
 # with two operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores (derived for Srift).
 _CORE_TFLOPS = 0.05
-# Default peak TFLOP/s of an accelerator, within a factor of five of those of 2026 (4.4 to 67).
-_DEVICE_TFLOPS = 15.0
+_FACTS = ["cores", "bandwidth_gbps", "devices", "device_memory_gib", "device_tflops"]
+# Defaults if the value is unknown for all types. Only ratios of cores matter. 10 Gbit/s is usual
+# Ethernet, within the middle half of EC2's types (3.75 to 50 in mid 2026). 15 TFLOP/s is within a
+# factor of five of the accelerators of 2026 (4.4 to 67).
+_USUAL = {"cores": 1.0, "bandwidth_gbps": 10.0, "device_tflops": 15.0, "speed": 15.0}
 # Usual memory bandwidth in GB/s: per CPU core, and per TFLOP/s of an accelerator without a data
 # sheet. The third number is the confidence, from 0 to 1, in the rate of such an accelerator.
 _CORE_GBYTES, _USUAL_GBYTES, _HALF = 10.0, 25.0, 0.6
@@ -31,7 +33,7 @@ _ALIKE = 2.0
 _INSIDE_GBPS = 128.0
 # The eight network cards of a usual machine with NVLink have a third of NVLink's rate [DGX A100].
 _NVLINK_INSIDE, _NVLINK_PER_LINK = 2000.0, 3.0
-_NO_DEVICE, _UNKNOWN = "cpu", ("", "none", "nan", "<na>")
+_NO_DEVICE = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,7 @@ class Machine:
     bandwidth_gbps: float
     devices: int
     prior_speed: float
-    device_memory_gib: float | None = None
-    device_tflops: float | None = None  # peak fp32 rate of one accelerator; None if unknown
+    device_memory_gib: float = 0.0  # 0 if unknown
     speed_known: bool = True  # False: `prior_speed` is the median of other types
     link_known: bool = True  # False: `bandwidth_gbps` is an estimate
     device: str = _NO_DEVICE  # the accelerator's name; empty if unknown
@@ -56,83 +57,47 @@ class Machine:
     @property
     def accelerated(self) -> bool:
         """True if the machine is known to have an accelerator."""
-        return self.device not in ("", _NO_DEVICE) or self.device_tflops is not None
-
-
-_Row = Mapping[Hashable, object]
-
-
-def _positive(value: object) -> float | None:
-    number = float(pd.to_numeric(str(value), errors="coerce"))
-    return number if 0 < number < math.inf else None
-
-
-def _device(row: _Row) -> str:
-    # EC2 writes "L4", and other sources write "l4".
-    stated = str(row.get("device", _NO_DEVICE)).strip().lower()
-    return "" if stated in _UNKNOWN else stated
-
-
-def _speed(row: _Row) -> float | None:
-    """Return the peak TFLOP/s of an accelerator, or of all cores of a CPU; None if unknown."""
-    if _device(row) != _NO_DEVICE:
-        return _positive(row.get("device_tflops"))
-    cores = _positive(row.get("cores"))
-    return None if cores is None else _CORE_TFLOPS * cores
+        return self.device != _NO_DEVICE and bool(self.device or self.speed_known)
 
 
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
     """Return {name: Machine} for the rows of `instance_types` and for the measured types `seen`.
 
     Medians of the measured types replace unknown values. An unknown speed is taken from another row
-    with the same device, if there is one.
+    with the same device, if there is one. For machines with NVLink, an unknown rate of the network
+    is a third of NVLink's rate.
     """
-    rows: dict[str, _Row] = {str(row["name"]): row for row in instance_types.to_dict("records")}
-    for name in seen:
-        rows.setdefault(name, {"device": None})
-    learned = [rows[name] for name in set(seen)]
-
-    def middle(known: list[float | None], nobody_knows: float) -> float:
-        return float(np.median([value for value in known if value is not None] or [nobody_knows]))
-
+    types = instance_types.reindex(columns=["name", "device", *_FACTS]).set_index("name")
+    types = types.reindex(types.index.union(list(seen), sort=False))
+    facts = types[_FACTS].apply(pd.to_numeric, errors="coerce")
+    facts = facts.where((facts > 0) & (facts < math.inf))
+    # EC2 writes "L4", and other sources write "l4".
+    device = column(types, "device", "").str.strip().str.lower()
+    of_cores = _CORE_TFLOPS * facts["cores"]
+    speed = facts["device_tflops"].where(device != _NO_DEVICE, of_cores)
     # Medians of the measured types only: a further row of `instance_types` must not change them.
-    cores = middle([_positive(row.get("cores")) for row in learned], _CORES)
-    gbps = middle([_positive(row.get("bandwidth_gbps")) for row in learned], _GBPS)
-    device_rate = middle([_positive(row.get("device_tflops")) for row in learned], _DEVICE_TFLOPS)
-    speed = middle([_speed(row) for row in learned], _DEVICE_TFLOPS)
-    speeds = {_NO_DEVICE: _CORE_TFLOPS * cores, "": speed}
-    for row in rows.values():
-        if known_speed := _speed(row):
-            speeds.setdefault(_device(row), known_speed)
-    return {
-        name: _machine(row, cores, gbps, speeds.get(_device(row), device_rate))
-        for name, row in sorted(rows.items())
-    }
-
-
-def _machine(row: _Row, cores: float, gbps: float, speed: float) -> Machine:
-    """Return the Machine of a row; `cores`, `gbps` and `speed` replace unknown values.
-
-    gbps: Gbit/s between machines. For machines with NVLink, a third of NVLink's rate is used.
-    speed: peak fp32 TFLOP/s.
-    """
-    device, memory = _device(row), _positive(row.get("device_memory_gib"))
-    known_gbps, known_speed = _positive(row.get("bandwidth_gbps")), _speed(row)
-    inside = _sheet(device, memory)[2]
-    if inside > _NVLINK_INSIDE:
-        gbps = inside / _NVLINK_PER_LINK
-    return Machine(
-        cores=_positive(row.get("cores")) or cores,
-        bandwidth_gbps=known_gbps or gbps,
-        devices=int(_positive(row.get("devices")) or 1),
-        prior_speed=known_speed or speed,
-        device_memory_gib=memory,
-        device_tflops=known_speed if device != _NO_DEVICE else None,
-        speed_known=known_speed is not None,
-        link_known=known_gbps is not None,
-        device=device,
-        inside_gbps=inside,
+    usual = facts.assign(speed=speed).loc[[*set(seen)]].median().fillna(_USUAL)
+    speeds = speed.groupby(device).first().to_dict()
+    speeds |= {_NO_DEVICE: _CORE_TFLOPS * usual["cores"], "": usual["speed"]}
+    memory = facts["device_memory_gib"].fillna(0.0)
+    links = [_sheet(*each)[2] for each in zip(device, memory, strict=True)]
+    inside = pd.Series(links, types.index, dtype=float)
+    network = (inside / _NVLINK_PER_LINK).where(inside > _NVLINK_INSIDE, usual["bandwidth_gbps"])
+    table = pd.DataFrame(
+        {
+            "cores": facts["cores"].fillna(usual["cores"]),
+            "bandwidth_gbps": facts["bandwidth_gbps"].fillna(network),
+            "devices": facts["devices"].fillna(1).astype(int),
+            "prior_speed": speed.fillna(device.map(speeds)).fillna(usual["device_tflops"]),
+            "device_memory_gib": memory,
+            "speed_known": speed.notna(),
+            "link_known": facts["bandwidth_gbps"].notna(),
+            "device": device,
+            "inside_gbps": inside,
+        }
     )
+    rows: dict[Any, Any] = table.sort_index().to_dict("index")
+    return {name: Machine(**row) for name, row in rows.items()}
 
 
 def device_kind(name: str, machine: Machine) -> str:
@@ -144,13 +109,13 @@ def device_kind(name: str, machine: Machine) -> str:
     if not machine.accelerated or not machine.device:
         return name
     kind, tflops, _ = _sheet(machine.device, machine.device_memory_gib)
-    rate = machine.device_tflops
-    alike = rate is None or 1 / _ALIKE < rate / tflops < _ALIKE
+    rate = machine.prior_speed
+    alike = not machine.speed_known or 1 / _ALIKE < rate / tflops < _ALIKE
     return kind if alike else f"{machine.device} of {rate:g} TFLOP/s"
 
 
 @cache
-def _sheet(device: str, memory_gib: float | None) -> tuple[str, float, float]:
+def _sheet(device: str, memory_gib: float) -> tuple[str, float, float]:
     """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
     Of the data sheets of `device`, the function reads the sheet with the memory size nearest to
@@ -197,22 +162,15 @@ def computes(device: str, mode: Mode) -> bool:
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 
-# The column of the data sheets with the rate of each precision. Srift measures fp32 without TF32.
-_RATES = {
-    "fp32": "fp32_tflops",
-    "tf32": "tf32_tflops",
-    "bf16": "fp16_tflops",
-    "fp16": "fp16_tflops",
-}
-
-
 @cache
 def _data_sheet(kind: str, precision: str) -> Sheet | None:
     """Return the entry of `kind` in the table of data sheets; None without an entry."""
     table = data_sheets()
     if kind not in table.index:
         return None
-    rate = table[_RATES[precision]].fillna(table["fp32_tflops"])
+    # GPUs compute in bf16 at the rate of fp16. Srift measures fp32 without TF32.
+    name = f"{precision.replace('bf16', 'fp16')}_tflops"
+    rate = table[name].fillna(table["fp32_tflops"])
     return Sheet(float(table["bandwidth_gbytes_s"][kind]), float(rate[kind]), 1.0)
 
 
@@ -231,15 +189,15 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
     for name, machine in machines.items():
         if device_kind(name, machine) != kind:
             continue
+        gbytes, confidence = _CORE_GBYTES / _CORE_TFLOPS, 1.0
+        if machine.accelerated:
+            gbytes, confidence = _USUAL_GBYTES, _HALF
         speed = machine.prior_speed
-        if not machine.accelerated:
-            bandwidth = _CORE_GBYTES * speed / _CORE_TFLOPS
-            return Sheet(bandwidth, speed, float(machine.speed_known))
-        return Sheet(_USUAL_GBYTES * speed, speed, _HALF * (machine.device_tflops is not None))
+        return Sheet(gbytes * speed, speed, confidence * machine.speed_known)
     return UNKNOWN
 
 
 def peak_tflops(machine: Machine, precision: str) -> float:
     """Return the peak TFLOP/s in the data sheet of the device; NaN if there is no data sheet."""
-    sheet = sheet_of(_sheet(machine.device, machine.device_memory_gib)[0], precision, {})
-    return sheet.rate if sheet.confidence == 1 else math.nan
+    sheet = _data_sheet(_sheet(machine.device, machine.device_memory_gib)[0], precision)
+    return math.nan if sheet is None else sheet.rate

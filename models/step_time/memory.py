@@ -48,7 +48,7 @@ with gradient accumulation, but a batch that does not fit fails.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,7 +56,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
-from .bytes_sent import communication
+from .bytes_sent import COMMUNICATION
 from .machine_specs import Machine
 from .one_device import Transformer
 from .rows import WorkloadFacts
@@ -78,6 +78,18 @@ class Run(NamedTuple):
     ranks: float
     accumulates: bool
     batch: float
+
+    def with_accumulation(self, gradients: float) -> "Run":
+        """Return the largest batch that fits in steps of several micro-steps.
+
+        Micro-steps after the first hold gradients beside activations, so that fewer samples fit.
+
+        gradients: the bytes of all gradients.
+        """
+        if self.accumulates:
+            return self
+        activations = max(self.memory - 2 * gradients, 1.0)
+        return self._replace(batch=self.batch * max(1 - gradients / activations, 0.0))
 
 
 class Needs(NamedTuple):
@@ -170,7 +182,7 @@ class MemoryModel:
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         if shape is not None:
             sample *= (shape[1] + 1) / 2
-        beside = gradients * communication(mode.strategy).held
+        beside = gradients * COMMUNICATION[mode.strategy].held
         if sharing:
             beside = _shared(mode, facts, ranks)
         if mode.strategy == MSTOPK_SENT:
@@ -179,29 +191,17 @@ class MemoryModel:
             gradients = 0.0 if mode.offloaded else gradients / ranks
         together = accumulates or not profiled
         wider = 1 + _HEADROOM * bool(profiled)
-        ran = self._ran(workload, mode, facts.gradient_bytes, accumulates=accumulates)
         return Needs(
             fixed=wider * (max(base + beside, 0.0) + gradients * together),
             least=wider * gradients * (not together),
             sample=wider * sample,
-            ran=[run for run in ran if ranks >= run.ranks],
+            ran=[
+                run.with_accumulation(facts.gradient_bytes) if accumulates else run
+                for run in self.ran.get((workload, mode), [])
+                # Runs with tensor parallelism are no bound: its memory grows with the ranks.
+                if ranks >= run.ranks and not mode.divided
+            ],
         )
-
-    def _ran(self, workload: str, mode: Mode, gradients: float, *, accumulates: bool) -> list[Run]:
-        """Return the largest batches of a workload and mode that fitted into memory.
-
-        gradients: the bytes of all gradients.
-        accumulates: if True, the batches of runs without gradient accumulation are reduced.
-        """
-        found = []
-        # Runs with tensor parallelism are no bound, because its memory grows with the ranks.
-        for run in self.ran.get((workload, mode), []) if not mode.divided else ():
-            if accumulates and not run.accumulates:
-                # Micro-steps after the first hold gradients beside activations: fewer samples fit.
-                activations = max(run.memory - 2 * gradients, 1.0)
-                run = run._replace(batch=run.batch * max(1 - gradients / activations, 0.0))
-            found.append(run)
-        return found
 
     def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
         """Return (base bytes, activation bytes of a sample) from profiles.
@@ -321,11 +321,11 @@ def _lines(
     """Fit (base bytes, activation bytes of a sample) by (workload, mode, instance type)."""
     if "peak_bytes" not in profiles:
         return {}
-    good = profiles[(profiles["batch"] > 0) & (profiles["peak_bytes"] > 0)]
-    found = {}
-    cells = zip(good["workload"], modes_of(good), good["instance_type"], strict=True)
-    for cell, rows in good.groupby(pd.Series(list(cells), good.index, dtype=object)):
-        gradients = workloads.get(cell[0], WorkloadFacts()).gradient_bytes
+    modes = pd.Series(modes_of(profiles), profiles.index, dtype=object)
+    known = profiles.assign(mode=modes).dropna(subset="peak_bytes")
+    found: dict[Any, Line] = {}
+    for cell, rows in known.groupby(["workload", "mode", "instance_type"]):
+        gradients = workloads.get(str(cell[0]), WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
         found[cell] = one_device(batch, peak, gradients)
     return found
@@ -340,7 +340,7 @@ def _largest_that_ran(
     number of ranks has a separate entry.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
-    gib = [machines[name].device_memory_gib or 0.0 for name in ran.names]
+    gib = [machines[name].device_memory_gib for name in ran.names]
     memory = ran.by_type(gib, 0.0) * 2**30
     for workload, mode, rows in ran.groups():
         sharded = mode.sharded or mode.strategy == TABLES

@@ -4,8 +4,8 @@ The same data and the same seed give the same model.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -20,7 +20,7 @@ from .dataset import (
     TrainingData,
     at_nominal_speed,
     definition_digests,
-    numbers,
+    facts_of,
     one_device_rows,
     one_provider,
     pooled,
@@ -33,19 +33,17 @@ from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import doublings
-from .one_device import Transformer
 from .posterior import Beliefs, Posterior
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
 from .setup_arrays import SetupArrays, read_setups
 
 __all__ = ["StepTimeModel", "TrainingData", "fit"]
 
-# Communication, stragglers or data loading can be the bottleneck if they take more than the first
-# fraction of the step. Making batches can be, if it takes more than the second fraction of compute.
-_LIMITED, _MOSTLY = 0.2, 0.5
-# Maximum number of setups in a chunk of `predict`, in a chunk of `formula_seconds`, and in a
-# covariance matrix.
-_CHUNK, _WIDE_CHUNK, MOST_JOINT = 2500, 200_000, 4000
+# Communication, stragglers or data loading can be the bottleneck if they take more than this
+# fraction of the step.
+_LIMITED = 0.2
+# Maximum number of setups in a chunk of `predict`, and in a chunk of `formula_seconds`.
+_CHUNK, _WIDE_CHUNK = 2500, 200_000
 
 
 def bottlenecks(
@@ -53,7 +51,6 @@ def bottlenecks(
     uneven: FloatArray,
     *,
     loading: FloatArray,
-    input_part: FloatArray,
     machines: FloatArray,
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
     """Return the bottleneck of each setup, as a (rows,) array of labels.
@@ -65,7 +62,6 @@ def bottlenecks(
         exposed: (rows,) fraction of the step spent on communication while nothing is computed.
         uneven: (rows,) fraction of the step that an average rank waits for the slowest rank.
         loading: (rows,) fraction of the step spent waiting for the data loader.
-        input_part: (rows,) fraction of the compute spent on making batches.
         machines: (rows,) number of machines.
     """
     across = np.where(machines > 1, "communication between nodes", "communication inside a node")
@@ -73,9 +69,8 @@ def bottlenecks(
         (loading > _LIMITED) & (loading >= exposed),
         (exposed > _LIMITED) & (exposed >= uneven),
         uneven > _LIMITED,
-        input_part > _MOSTLY,
     ]
-    return np.select(limits, ["input", across, "stragglers", "input"], "compute")
+    return np.select(limits, ["input", across, "stragglers"], "compute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,25 +183,16 @@ class StepTimeModel:
         return found.assign(nearest_doublings=doublings(self.measured, arrays))
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
-        beliefs = self._beliefs(arrays)
-        times, rest = beliefs.times, np.exp(beliefs.mean)
-        variance = beliefs.variance + beliefs.noise
-        compute_part = times.compute_part
-        step, helped_by = rest, [""] * len(rest)
+        mean, variance, noise, times = self._beliefs(arrays)
+        rest, compute_part = np.exp(mean), times.compute_part
         wait = self.loaders.wait(arrays, self.machines)
-        if wait is not None:
-            step, helped_by = wait.step_s(rest, compute_part), wait.helped_by(rest, compute_part)
-            by_rest, by_load = wait.slopes(rest, compute_part)
-            variance = variance * by_rest**2 + (by_load * wait.log_sd) ** 2
+        step = wait.step_s(rest, compute_part)
+        by_rest, by_load = wait.slopes(rest, compute_part)
+        variance = (variance + noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
         half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
-        uneven = (times.compute_s - times.mean_compute_s) / times.step_s
-        labels = bottlenecks(
-            (1 - compute_part) * share,
-            uneven * share,
-            loading=1 - share,
-            input_part=self._input_part(arrays),
-            machines=arrays.instances,
-        )
+        uneven = (times.compute_s - times.mean_compute_s) / times.step_s * share
+        exposed, loading = (1 - compute_part) * share, 1 - share
+        labels = bottlenecks(exposed, uneven, loading=loading, machines=arrays.instances)
         return pd.DataFrame(
             {
                 "step_s": step,
@@ -218,7 +204,7 @@ class StepTimeModel:
                 "exposed_communication_s": (1 - compute_part) * rest,
                 "bottleneck": labels,
                 "input_s": step - rest,
-                "input_by": helped_by,
+                "input_by": wait.helped_by(rest, compute_part),
             }
         )
 
@@ -239,8 +225,7 @@ class StepTimeModel:
         for chunk in arrays.chunks(_WIDE_CHUNK):
             times = self.posterior.times(self.facts.lay_out(chunk))
             wait = self.loaders.wait(chunk, self.machines)
-            rest = times.step_s
-            found.append(rest if wait is None else wait.step_s(rest, times.compute_part))
+            found.append(wait.step_s(times.step_s, times.compute_part))
         return np.concatenate(found)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -250,21 +235,14 @@ class StepTimeModel:
         2. (setups, setups) covariance without the noise between runs
         3. (setups,) variance of the noise between runs
 
-        Raises:
-            ValueError: if there are more than 4,000 setups, or for the reasons of `predict`.
+        Raises the errors of `predict`.
         """
         return self._joint(self.read(setups))
 
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
-        if len(arrays.workload) > MOST_JOINT:
-            raise ValueError(
-                f"a joint distribution of {len(arrays.workload)} setups is too large;"
-                f" the maximum is {MOST_JOINT}"
-            )
-        beliefs = self._beliefs(arrays, covariance=True)
-        found = beliefs.mean, beliefs.variance, beliefs.noise
+        mean, covariance, noise, times = self._beliefs(arrays, covariance=True)
         wait = self.loaders.wait(arrays, self.machines)
-        return found if wait is None else wait.joint(*found, beliefs.times.compute_part)
+        return wait.joint(mean, covariance, noise, times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: joint draws of step seconds with the noise of a run.
@@ -282,14 +260,9 @@ class StepTimeModel:
         return draws
 
     def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
-        """Return (a, k): one device takes about a + k * batch seconds without the optimizer.
-
-        Raises:
-            ValueError: if the workload, mode or instance type is unknown.
-        """
-        self._require([(workload, mode)], [instance_type])
-        least, most = self.facts.batches.get((workload, mode.alone), (1.0, 1.0))
-        batches = np.unique(np.geomspace(least, max(most, 2 * least), 8))
+        """Return (a, k): one device takes about a + k * batch seconds without the optimizer."""
+        least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
+        batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
         (kind,) = self.facts.kinds((instance_type,))
         points = self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
         seconds = np.exp(self.posterior.log_one_device_s(points))
@@ -302,38 +275,23 @@ class StepTimeModel:
         run_sd = np.array([self.run_sd.get(kind, self.run_sd[0.0]) for kind in rows.kind.tolist()])
         return found._replace(noise=np.maximum(found.noise, run_sd**2))
 
-    def _input_part(self, arrays: SetupArrays) -> FloatArray:
-        """Return a (rows,) array: the fraction of compute spent on making batches."""
-        found, kinds = np.zeros(len(arrays.workload)), self.facts.kinds(arrays.names)
-        for workload, mode, rows in arrays.groups():
-            parts = [self.facts.input_part.get((workload, mode.alone, kind), 0.0) for kind in kinds]
-            found[rows] = np.array(parts)[arrays.kind[rows].max(axis=1)]
-        return found
-
-    def _require(self, pairs: Sequence[tuple[str, Mode]], types: Sequence[str]) -> None:
-        """Raise ValueError if the model cannot predict every (workload, mode) pair on `types`."""
-        require_known([workload for workload, _ in pairs], self.workloads, "workload")
-        require_known(types, self.instance_types, "instance type")
-        for workload, mode in pairs:
+    def read(self, setups: pd.DataFrame) -> SetupArrays:
+        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
+        providers = set(column(setups, "provider", "")) - {""}
+        require_known(providers, [self.provider], "provider")
+        arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
+        require_known(arrays.workloads, self.workloads, "workload")
+        require_known(arrays.names, self.instance_types, "instance type")
+        for workload, mode, _ in arrays.groups():
             if (workload, mode) not in self.trained:
                 known = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(
                     f"workload {workload!r} was never measured in {mode}; known modes: {known}"
                 )
-            if workload in self.guessed and not all(map(self.can_guess, types)):
+            if workload in self.guessed and not all(map(self.can_guess, arrays.names)):
                 raise ValueError(
                     f"workload {workload!r} is unmeasured: measure it, or use GPUs of known TFLOP/s"
                 )
-
-    def read(self, setups: pd.DataFrame) -> SetupArrays:
-        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
-        known = {"provider": (self.provider,), **MODE_COLUMNS}
-        for name, legal in known.items():
-            strange = {str(value) for value in column(setups, name, legal[0])} - {*legal, ""}
-            if strange:
-                raise ValueError(f"unknown {name} {min(strange)!r}; known: {', '.join(legal)}")
-        arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
-        self._require([(workload, mode) for workload, mode, _ in arrays.groups()], arrays.names)
         return arrays
 
 
@@ -416,19 +374,17 @@ def _facts(
     for workload, mode, rows in arrays.groups():
         batches[workload, mode.alone].update(arrays.batch[rows, 0].tolist())
     optimizer: dict[Cell, float] = {}
-    making: dict[Cell, float] = {}
     for key, rows_ in profiles.groupby(["workload", *MODE_COLUMNS, "kind"]):
         cell = str(key[0]), Mode(*map(str, key[1:-1])), str(key[-1])
         middle = rows_.sort_values("batch").iloc[len(rows_) // 2]
         optimizer[cell] = float(rows_["optimizer_s"].median() / middle["step_s"])
-        making[cell] = float(rows_["input_part"].median())
     return SetupFacts(
         machines=machines,
         workloads=workload_facts(data),
-        middle={key: float(np.median(np.log2([*sizes]))) for key, sizes in batches.items()},
-        batches={key: (min(sizes), max(sizes)) for key, sizes in batches.items()},
+        octaves={
+            key: np.quantile(np.log2([*sizes]), (0, 0.5, 1)) for key, sizes in batches.items()
+        },
         optimizer_part=optimizer,
-        input_part=making,
     )
 
 
@@ -437,20 +393,10 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 
     The other columns are those of a setup, with the placeholder PROBE as workload.
     """
-    frame = probes.reindex(columns=["cluster"])
-    frame = frame.assign(bytes=numbers(probes, "bytes"), seconds=numbers(probes, "seconds"))
-    several = frame["cluster"].map(lambda name: len(types_of(str(name))) > 1).astype(bool)
-    values = frame[["bytes", "seconds"]]
-    known = ((values > 0) & (values < np.inf)).all(axis=1)
-    seconds = frame[several & known].groupby(["cluster", "bytes"])["seconds"].median()
-    rows = seconds.reset_index(name="step_s")
-    return rows.assign(
-        workload=PROBE,
-        layout="1",
-        batch_per_device="1",
-        runs=1.0,
-        noise_sd=0.0,
-        source="probe",
+    frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
+    rows = frame.groupby(["cluster", "bytes"], as_index=False).median()
+    return rows.rename(columns={"seconds": "step_s"}).assign(
+        workload=PROBE, batch_per_device="1", runs=1.0, noise_sd=0.0, source="probe"
     )
 
 
@@ -459,18 +405,9 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
     Returns None if the workload's FLOPs are unknown, or if the model has a workload of its name.
     """
-    name, flops = workload.name, workload.flops_per_sample
-    if flops is None or name in model.workloads:
-        return None
-    shape = (workload.parameters, workload.layers, workload.hidden, workload.sequence)
-    facts = WorkloadFacts(
-        flops=flops,
-        gradient_bytes=float(workload.gradient_bytes or 0),
-        transformer=Transformer(*(float(each or 0) for each in (*shape, workload.vocabulary)))
-        if all(shape)
-        else None,
-    )
-    return all_introduced(model, {name: facts})
+    frame = pd.DataFrame([asdict(workload) | {"workload": workload.name}])
+    found = all_introduced(model, facts_of(frame))
+    return found if workload.name in found.guessed else None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
@@ -485,10 +422,11 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
         for name, known in facts.items()
         if known.flops > 0 and name not in model.workloads
     }
+    workloads = model.facts.workloads | new
     return replace(
         model,
-        facts=replace(model.facts, workloads=model.facts.workloads | new),
-        memory=replace(model.memory, workloads={**new, **model.memory.workloads}),
+        facts=replace(model.facts, workloads=workloads),
+        memory=replace(model.memory, workloads=workloads),
         guessed=model.guessed | set(new),
         trained=model.trained | set(product(new, MODES)),
     )

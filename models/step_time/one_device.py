@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..domain.numeric import FloatArray
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -124,25 +126,27 @@ UNKNOWN = Sheet(*USUAL, 0.0)
 
 
 def prior(
-    batch: float,
+    batch: FloatArray,
     middle: float,
     sheet: Sheet,
     *,
     flops: float,
     transformer: Transformer | None,
     recomputed: bool,
-) -> tuple[float, list[float], list[float]]:
-    """Return the prior mean of log T1, a value for each of EFFECTS, and four shape features.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the prior means of log T1, values of EFFECTS, and shape features.
 
-    T1 is the seconds of a forward and a backward pass on one device. The shape features of a
-    transformer are log2 of its width, log2 of the tokens in a batch, log2 of the tokens in a
-    sequence, and 1 if activations are recomputed. The features of other networks are zeros.
+    T1 is the seconds of a forward and a backward pass on one device. The results have the shapes
+    (batches,), (batches, effects) and (batches, 4). The shape features of a transformer are log2 of
+    its width, log2 of the tokens in a batch, log2 of the tokens in a sequence, and 1 if activations
+    are recomputed. The features of other networks are zeros.
 
+    batch: (batches,) samples.
     middle: log2 of the median batch that was measured for the workload.
     flops: floating-point operations of a sample; 0 if unknown.
     recomputed: True if the backward pass recomputes activations.
     """
-    octave = float(np.log2(batch)) - middle
+    octave = np.log2(batch) - middle
     bandwidth, rate = (np.log(np.array(sheet[:2]) / np.array(USUAL))).tolist()
     lacking = 1 - sheet.confidence
     if transformer is not None:
@@ -158,14 +162,20 @@ def prior(
                 (_ACTIVATIONS * layers * hidden * tokens + logits) / (sheet.bandwidth * 1e9),
             ]
         )
-        share = (seconds / seconds.sum()).tolist()
-        shape = [np.log2(hidden), np.log2(batch * sequence), np.log2(sequence), float(recomputed)]
+        share = seconds / seconds.sum(axis=0)
+        shape = np.log2(hidden), np.log2(batch * sequence), np.log2(sequence), float(recomputed)
         intensity = np.log(sheet.rate * 1e3 / sheet.bandwidth / _USUAL_INTENSITY)
         effects = [0.0, 0.0, 0.0, 1.0, lacking, 0.0, 0.0, 0.0, 1.0, *share, intensity]
-        return float(np.log(seconds.sum()) + _INTENSITY * intensity), effects, shape
+        mean = np.log(seconds.sum(axis=0)) + _INTENSITY * intensity
+        return mean, _columns(*effects), _columns(*shape)
     known = float(flops > 0)
     work = float(np.log(flops * 2**middle / (_EFFICIENCY * USUAL[1] * 1e12))) if known else 0.0
     more = known * (work - _USUAL_WORK)
     mean = work + _BY_WORK * more + _GROWTH * octave - _BANDWIDTH * bandwidth - _RATE * rate
     effects = [octave, bandwidth, rate, 1.0, lacking, 1 - known, known, more, *[0.0] * 5]
-    return mean, effects, [0.0] * 4
+    return mean, _columns(*effects), np.zeros((len(batch), 4))
+
+
+def _columns(*values: FloatArray | float) -> FloatArray:
+    """Return an array with a column for each of `values`, numbers or (rows,) arrays."""
+    return np.column_stack(np.broadcast_arrays(*values))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.workload import UPDATES_SHARED, Mode
 from .bytes_sent import (
+    COMMUNICATION,
     Volumes,
-    communication,
     seconds_per_value,
     selection_seconds,
     sent_between,
@@ -158,20 +159,16 @@ class SetupFacts:
     Attributes:
         machines: {instance type: its machine}.
         workloads: {workload: its facts}.
-        middle: {(workload, one-device mode): log2 of the middle batch}.
-        batches: {(workload, one-device mode): (smallest, largest) measured batch}.
+        octaves: {(workload, one-device mode): log2 of the smallest, the middle and the largest
+            measured batch}.
         optimizer_part: {(workload, one-device mode, kind of device): the optimizer's seconds as a
             fraction of the one-device seconds at the middle batch}.
-        input_part: {(workload, one-device mode, kind of device): the fraction of the one-device
-            seconds spent on making batches}.
     """
 
     machines: dict[str, Machine]
     workloads: dict[str, WorkloadFacts]
-    middle: dict[tuple[str, Mode], float]
-    batches: dict[tuple[str, Mode], tuple[float, float]]
+    octaves: dict[tuple[str, Mode], FloatArray]
     optimizer_part: dict[Cell, float]
-    input_part: dict[Cell, float]
 
     def of(self, workload: str) -> WorkloadFacts:
         return self.workloads.get(workload, WorkloadFacts())
@@ -190,34 +187,34 @@ class SetupFacts:
         4. the median over all workloads
         5. 32 samples
         """
-        if (workload, mode) in self.middle:
-            return self.middle[workload, mode]
+        if (workload, mode) in self.octaves:
+            return float(self.octaves[workload, mode][1])
         transformer = self.of(workload).transformer
         if transformer is not None:
             return float(np.log2(_USUAL_TOKENS / transformer.sequence))
-        same = [octave for (name, _), octave in self.middle.items() if name == workload]
-        return float(np.median(same or [*self.middle.values()] or [_USUAL_OCTAVE]))
+        middles = [(name, middle) for (name, _), (_, middle, _) in self.octaves.items()]
+        same = [middle for name, middle in middles if name == workload]
+        return float(np.median(same or [middle for _, middle in middles] or [_USUAL_OCTAVE]))
 
     def lay_out(self, setups: SetupArrays) -> Rows:
         """Return the input rows of the regression for `setups`."""
-        setups = setups.compact()
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
         group = np.zeros(len(kind), dtype=np.intp)
         for at, (_, _, rows) in enumerate(groups):
             group[rows] = at
-        pair = np.broadcast_to(group[:, None], kind.shape)[present] * len(names) + kind[present]
-        batches, size = np.unique(setups.batch[present], return_inverse=True)
-        distinct, where = np.unique(pair * len(batches) + size, return_inverse=True)
-        cells, size_of = np.divmod(distinct, max(len(batches), 1))
-        pairs, cell_of = np.unique(cells, return_inverse=True)
+        cell = (group[:, None] * len(names) + kind)[present]
+        members = pd.DataFrame({"cell": cell, "batch": setups.batch[present]})
+        by_point = members.groupby(["cell", "batch"])
+        distinct, where = by_point.size().reset_index(), by_point.ngroup().to_numpy()
+        cells, cell_of = np.unique(distinct["cell"], return_inverse=True)
         keys: list[Cell] = []
-        for at, name in zip(*np.divmod(pairs, max(len(names), 1)), strict=True):
+        for at, name in zip(*np.divmod(cells, len(names)), strict=True):
             workload, mode, _ = groups[at]
             keys.append((workload, mode.alone, names[name]))
         points = self.points(
             [keys[at] for at in cell_of] + keys,
-            np.append(batches[size_of], [2 ** self.middle_of(*key[:2]) for key in keys]),
+            np.append(distinct["batch"], [2 ** self.middle_of(*key[:2]) for key in keys]),
         )
         point, middle = np.full((2, *kind.shape), -1)
         point[present], middle[present] = where, len(distinct) + cell_of[where]
@@ -234,14 +231,12 @@ class SetupFacts:
             for name in range(len(names))
         ]
         return Rows(
-            **self._exchange(setups, group, link),
+            **self._exchange(setups, link),
             points=points,
             point=point,
             middle=middle,
             optimizer=optimizer,
-            alone_s=np.zeros(kind.shape),
-            middle_s=np.zeros(kind.shape),
-            optimizer_s=np.zeros(kind.shape),
+            **dict.fromkeys(("alone_s", "middle_s", "optimizer_s"), np.zeros(kind.shape)),
             devices=setups.layout,
             count=setups.count,
             accumulation=setups.accumulation,
@@ -255,14 +250,19 @@ class SetupFacts:
 
         keys: a (workload, one-device mode, kind of device) for each point.
         """
-        cells = {}
-        for key in dict.fromkeys(keys):
+        positions: defaultdict[Cell, list[int]] = defaultdict(list)
+        for place, key in enumerate(keys):
+            positions[key].append(place)
+        mean, octave = np.zeros((2, len(keys)))
+        effects, shape, codes = (np.zeros((len(keys), width)) for width in (len(EFFECTS), 4, 4))
+        for key, at in positions.items():
             workload, mode, kind = key
             facts, middle = self.of(workload), self.middle_of(workload, mode)
-            seconds = partial(
-                prior,
-                middle=middle,
-                sheet=sheet_of(kind, mode.precision, self.machines),
+            octave[at] = np.log2(batch[at]) - middle
+            mean[at], effects[at], shape[at] = prior(
+                batch[at],
+                middle,
+                sheet_of(kind, mode.precision, self.machines),
                 flops=facts.flops,
                 transformer=facts.transformer,
                 recomputed="checkpointing" in mode.switches,
@@ -270,37 +270,50 @@ class SetupFacts:
             # Transformers of equal layers and width are the same network: their sequences may
             # differ in length.
             network = facts.transformer[1:3] if facts.transformer else workload
-            codes = (
+            codes[at] = (
                 code_of("kind", kind),
                 code_of("network", network),
                 code_of("workload", workload, mode),
                 code_of("cell", *key),
             )
-            cells[key] = seconds, middle, codes
-        found = [cells[key][0](size) for key, size in zip(keys, batch.tolist(), strict=True)]
-        return Points(
-            mean=np.array([mean for mean, _, _ in found]),
-            effects=np.array([effects for _, effects, _ in found]).reshape(-1, len(EFFECTS)),
-            octave=np.log2(batch) - np.array([cells[key][1] for key in keys]),
-            shape=np.array([shape for _, _, shape in found]).reshape(-1, 4),
-            codes=np.array([cells[key][2] for key in keys]).reshape(-1, 4),
-        )
+        return Points(mean=mean, effects=effects, octave=octave, shape=shape, codes=codes)
 
-    def _exchange(
-        self, setups: SetupArrays, group: IntArray, link: IntArray
-    ) -> dict[str, FloatArray]:
+    def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
         """Return the fields of a Line that describe the exchange of gradients.
 
-        group: (rows,) positions in `setups.groups()`.
+        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
+
         link: the result of `_slowest_link`.
         """
-        known = [self._buckets(workload, mode) for workload, mode, _ in setups.groups()]
-        size, bucket, hidden_part, last_bytes, again = np.array(known).reshape(-1, 5).T[:, group]
-        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
+        ranks, most = setups.ranks, setups.layout.max(axis=1)
         machines = [self.machines[name] for name in setups.names]
+        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
+        per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
         inside = [each.inside_gbps for each in machines]
         cores = [1.0 if each.accelerated else each.cores for each in machines]
-        sent, selection_s = self._strategies(setups, size)
+        size, bucket, hidden_part, last_bytes, again, selection_s = np.zeros((6, len(ranks)))
+        sent = np.ones(len(ranks))
+        for workload, mode, at in setups.groups():
+            strategy, volumes = mode.strategy, self.of(workload).divided
+            size[at], bucket[at], hidden_part[at], last_bytes[at] = self._buckets(workload, mode)
+            again[at] = mode.gathered
+            selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value[at])
+            if not mode.divided:
+                sent[at] = sent_between(strategy, setups.instances[at], ranks[at])
+                sent[at] *= np.where(gloo[at] > 0, COMMUNICATION[strategy].on_gloo, 1.0)
+            elif volumes.known:
+                found = tensor_bytes(
+                    strategy,
+                    volumes,
+                    size[at[0]],
+                    ranks=ranks[at],
+                    most=most[at],
+                    samples=setups.samples[at] / ranks[at],
+                    micro_steps=setups.accumulation[at],
+                )
+                dense = 2 * (ranks[at] - 1) / ranks[at] * size[at]
+                sent[at] = np.nan_to_num(found / dense, nan=1.0)
+        hidden, last_bucket = known_overlap(hidden_part, last_bytes)
         return {
             "gradient_bytes": size,
             "bucket_bytes": bucket,
@@ -352,16 +365,15 @@ class SetupFacts:
         return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
-        """Return five numbers that describe the exchange of gradients.
+        """Return four numbers that describe the exchange of gradients.
 
         1. The bytes that a step sends: the bytes of all gradients times `Communication.sent`,
            halved if a sharded mode computes in 16 bits.
         2. The bytes of a bucket.
         3. The fraction of a one-device step during which exchanges can run; NaN if unknown.
         4. The bytes of the last bucket; NaN if unknown.
-        5. 1 if every micro-step exchanges gradients, else 0.
         """
-        facts, strategy = self.of(workload), communication(mode.strategy)
+        facts, strategy = self.of(workload), COMMUNICATION[mode.strategy]
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
         whole = facts.gradient_bytes or float(np.median(known or [_USUAL_BYTES]))
         part = strategy.sent
@@ -374,39 +386,7 @@ class SetupFacts:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # Weights are gathered after the backward pass.
             last += whole / 2
-        return whole * part, bucket, hidden, last, mode.gathered
-
-    def _strategies(self, setups: SetupArrays, size: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the fields `sent_between` and `selection_s` of a Line, which depend on strategies.
-
-        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
-
-        size: (rows,) the bytes that a step sends: the first number of `_buckets`.
-        """
-        sent, selection_s = np.ones_like(size), np.zeros_like(size)
-        ranks, most = setups.ranks, setups.layout.max(axis=1)
-        machines = [self.machines[name] for name in setups.names]
-        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
-        per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
-        for workload, mode, at in setups.groups():
-            strategy, volumes = mode.strategy, self.of(workload).divided
-            selection_s[at] = selection_seconds(strategy, size[at], most[at], per_value[at])
-            if not mode.divided:
-                sent[at] = sent_between(strategy, setups.instances[at], ranks[at])
-                sent[at] *= np.where(gloo[at] > 0, communication(strategy).on_gloo, 1.0)
-            elif volumes.known:
-                found = tensor_bytes(
-                    strategy,
-                    volumes,
-                    size[at[0]],
-                    ranks=ranks[at],
-                    most=most[at],
-                    samples=setups.samples[at] / ranks[at],
-                    micro_steps=setups.accumulation[at],
-                )
-                dense = 2 * (ranks[at] - 1) / ranks[at] * size[at]
-                sent[at] = np.nan_to_num(found / dense, nan=1.0)
-        return sent, selection_s
+        return whole * part, bucket, hidden, last
 
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
         """Return a (rows,) array: the position in `setups.names` of the type with the slowest link.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,8 @@ from ..domain.workload import Mode
 class SetupArrays:
     """Setups as arrays: a row for each setup, and a column for each member of its cluster.
 
-    A member is one machine, or several equal machines. Members are in the order of torchrun's
-    ranks. Rows with fewer members are padded with kind -1 and zeros.
+    A member is one machine, or several equal machines: machines of the same instance type with the
+    same batch and layout. Rows with fewer members are padded with kind -1 and zeros.
 
     workload, mode: (rows,) positions in `workloads` and `modes`.
     names: instance types.
@@ -46,22 +47,6 @@ class SetupArrays:
         """Return the setups with each mode replaced by the mode to compare with (`Mode.dense`)."""
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
-    def compact(self) -> SetupArrays:
-        """Return the setups with all machines of a setup merged into one member.
-
-        If any setup has machines of different type, batch or layout, no setup is changed.
-        """
-        members = (self.kind, self.batch, self.layout)
-        if not all(((each == each[:, :1]) | ~self.present).all() for each in members):
-            return self
-        return replace(
-            self,
-            kind=self.kind[:, :1],
-            batch=self.batch[:, :1],
-            layout=self.layout[:, :1],
-            count=self.instances[:, None],
-        )
-
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
         """Return each (workload, mode) that occurs, with the positions of its rows."""
         width = len(self.modes)
@@ -74,7 +59,7 @@ class SetupArrays:
     @property
     def type_names(self) -> set[str]:
         """Return the instance types that occur in a setup."""
-        return {self.names[at] for at in np.unique(self.kind[self.kind >= 0]).tolist()}
+        return {self.names[at] for at in np.unique(self.kind[self.present]).tolist()}
 
     @property
     def present(self) -> BoolArray:
@@ -110,23 +95,13 @@ class SetupArrays:
     def chunks(self, size: int) -> Iterator[SetupArrays]:
         """Yield the setups in chunks of at most `size`; without setups, yield an empty chunk."""
         count = len(self.workload)
-        for first in range(0, max(count, 1), size):
-            yield self.take(np.arange(first, min(first + size, count)))
+        for picked in np.array_split(np.arange(count), count // size + 1):
+            yield self.take(picked)
 
     def take(self, picked: IntArray) -> SetupArrays:
-        """Return the setups at the positions `picked`, without columns that only have padding."""
-        used = np.flatnonzero((self.kind[picked] >= 0).any(axis=0))
-        width = int(used[-1]) + 1 if len(used) else 1
-        return replace(
-            self,
-            workload=self.workload[picked],
-            mode=self.mode[picked],
-            kind=self.kind[picked, :width],
-            count=self.count[picked, :width],
-            batch=self.batch[picked, :width],
-            layout=self.layout[picked, :width],
-            accumulation=self.accumulation[picked],
-        )
+        """Return the setups at the positions `picked`."""
+        arrays = ("workload", "mode", "kind", "count", "batch", "layout", "accumulation")
+        return replace(self, **{name: getattr(self, name)[picked] for name in arrays})
 
 
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
@@ -144,16 +119,18 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         if name not in frame:
             raise ValueError(f"the table of setups has no column {name!r}")
     layouts = [str(value).strip() for value in column(frame, "layout", "")]
-    clusters, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
-    texts, which = numbered(zip(clusters, layouts, batches, strict=True))
-    types = [types_of(cluster) for cluster, _, _ in texts]
-    names = sorted({name for row in types for name in row})
-    shape = len(texts), max(map(len, types), default=1)
-    kind, layout, batch = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
-    for at, (row, text) in enumerate(zip(types, texts, strict=True)):
-        used = slice(len(row))
-        kind[at, used] = np.searchsorted(names, row)
-        layout[at, used], batch[at, used] = machines_of(*text, devices)
+    written, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
+    texts, which = numbered(zip(written, layouts, batches, strict=True))
+    clusters = [
+        Counter(zip(types_of(text[0]), *machines_of(*text, devices), strict=True)) for text in texts
+    ]
+    names = sorted({name for members in clusters for name, _, _ in members})
+    shape = len(texts), max(map(len, clusters), default=1)
+    kind, (layout, batch, count) = np.full(shape, -1), np.zeros((3, *shape))
+    for at, members in enumerate(clusters):
+        for place, ((name, used, share), machines) in enumerate(members.items()):
+            kind[at, place] = names.index(name)
+            layout[at, place], batch[at, place], count[at, place] = used, share, machines
     accumulation = column(frame, "accumulation_steps", 1).astype(str).to_numpy().astype(float)
     is_whole = np.isfinite(accumulation) & (accumulation == np.floor(accumulation))
     if not np.all(is_whole & (accumulation >= 1)):
@@ -167,7 +144,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
         mode=mode,
         names=tuple(names),
         kind=kind[which],
-        count=(kind[which] >= 0).astype(float),
+        count=count[which],
         batch=batch[which],
         layout=layout[which],
         accumulation=accumulation,

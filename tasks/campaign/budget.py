@@ -287,7 +287,6 @@ class Tally:
         runs: number of measured or failed runs with a record from a machine.
         launches: number of launches, including refused launches.
         by_status: {status, such as "measured": number of runs and launches with this status}.
-        seconds: {phase: seconds that all launches spent in it}.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or that had a machine with missing
             devices.
@@ -302,7 +301,6 @@ class Tally:
     runs: int = 0
     launches: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refused: list[Cluster] = field(default_factory=list)
     data: dict[str, DataPlan] = field(default_factory=dict)
@@ -346,13 +344,10 @@ class Tally:
         left_s = self.left_usd / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
-    def add(
-        self, served: Served, collected: Collected, *, load_s: float, cluster: Cluster | None = None
-    ) -> None:
+    def add(self, served: Served, collected: Collected, cluster: Cluster | None = None) -> None:
         """Add the results of one launch to the tally.
 
         served, collected: the results of the launch, and of loading its records.
-        load_s: the seconds that loading took.
         cluster: the launched cluster. If it was unavailable or lacked devices, it is added to
             `refused`.
         """
@@ -366,8 +361,6 @@ class Tally:
         self.by_status.update(collected.by_status)
         if served.mailbox is None:
             self.by_status.update(row["status"] for row in served.rows)
-        for phase, spent_s in (served.seconds | {"load records": load_s}).items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s
         self.notes += collected.notes
 
     def summary(self) -> dict[str, Any]:
@@ -375,6 +368,5 @@ class Tally:
             "launches": self.launches,
             "runs": dict(self.by_status),
             "usd": round(self.usd, 6),
-            "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "notes": list(self.notes),
         }

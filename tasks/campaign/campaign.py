@@ -26,7 +26,7 @@ from models.campaign.shopping_list import (
 )
 from models.domain.cluster import Cluster, Offer
 from models.domain.setup_table import rows_of
-from models.domain.workload import Workload
+from models.domain.workload import Workload, label
 from models.planner import planner
 from models.planner.learning import MOST_TRIES, unknown_learning
 from models.step_time.dataset import valid_runs
@@ -87,7 +87,7 @@ def shop(
     model = None
     if champion is not None:
         model = _model(workspace, champion.model, workloads, offers, past.runs)
-    rest = limits.after(learning)
+    rest = limits.after(*learning)
     launches = [*learning, *shopping_list(rest, workloads, offers, past, model=model)]
     if champion is not None and tally.left_usd > 0 and not launches and not tally.refused:
         reporter().say(STOPS)
@@ -246,8 +246,7 @@ def _model(
     for workload in map(with_usual_goals, met if known else ()):
         supply = supply_of(workspace, workload, known, conditions)
         found = planner.plan(workload, supply, model, seed=SEED)
-        if found.ranked:
-            choice_set[workload.name] = contending(model, workload, found, conditions)
+        choice_set[workload.name] = contending(model, workload, found, conditions)
     fresh = runs[~runs["run_id"].isin(model.trained_on)] if "run_id" in runs else runs.iloc[:0]
     return Model(
         choice_set=choice_set,
@@ -354,7 +353,7 @@ def serve_launch(
 
     def watch(run_id: str, done: int, usd: float | None) -> None:
         run = runs[planned_id(run_id)]
-        line = f"{launch.cluster.name}: {run.kind} {run.label} on {len(run.nodes)} hosts"
+        line = f"{launch.cluster.name}: {run.kind} {label(*run.trained)} on {len(run.nodes)} hosts"
         reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
 
     try:

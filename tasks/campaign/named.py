@@ -21,7 +21,8 @@ from models.domain.setup_table import rows_of
 from models.domain.suggestions import nearest_names
 from models.domain.workload import Goal
 from models.planner import planner
-from models.planner.enumeration import sold_together
+from models.planner.enumeration import cheapest_cluster
+from models.step_time.machine_specs import computes
 from warehouse import reads
 
 from ..execution.job import Served
@@ -79,7 +80,9 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
         names = parse_cluster(text)
     except ValueError as error:
         raise SettingsError(f"--on {text}: {error}") from None
-    cluster = _cheapest(names, for_sale(workspace, offers)) or _cheapest(names, offers)
+    cluster = cheapest_cluster(names, for_sale(workspace, offers)) or cheapest_cluster(
+        names, offers
+    )
     most = workspace.settings.campaign.max_hosts
     if cluster is None:
         near = nearest_names(names[-1], {offer.instance_type.name for offer in offers})
@@ -91,20 +94,6 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
     if cluster is None or why:
         raise SettingsError(f"--on {text}: {why}")
     return cluster
-
-
-def _cheapest(names: Sequence[str], offers: Sequence[Offer]) -> Cluster | None:
-    """Return a cluster of the instance types `names`, in the cheapest market and zone.
-
-    Returns None if no market and zone sells all types at a known price.
-
-    names: the instance type of each machine.
-    """
-    able = []
-    for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None]):
-        if group.keys() >= set(names):
-            able.append(Cluster(members=tuple(group[name] for name in names)))
-    return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
 
 
 def case_of(
@@ -126,7 +115,7 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """
     with one_thread():
         if not wish.clusters:
-            return _pilots(case, wish.pilots)
+            return _pilots(case, wish.pilots) if case.known else _profiles(case, wish.pilots)
         clusters = clusters_of(case.workspace, wish, case.offers)
         return [launch_of(one, _runs_on(case, one), case.experience.costs) for one in clusters]
 
@@ -148,7 +137,6 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
             rows.append(
                 {
                     "run_id": run_id,
-                    "kind": run.kind,
                     **run.row(),
                     "market": launch.cluster.market,
                     **_predicted(case, run),
@@ -190,14 +178,13 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     run, costs = _quickest(case, cluster), case.experience.costs
     if run is None:
         first = replace(case.workload, modes=case.workload.modes[:1])
-        found = training_runs([first], [cluster], pd.DataFrame(), costs=costs)
-        least = first.global_batch_least
-        run = next((one for one in found.values() if one.global_batch >= least), None)
+        # The first run has the smallest global batch that the cluster can train.
+        run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
             f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
-            f" and strategy and global batch {least} or more: name other machines, or change the"
-            " batch"
+            f" and strategy and global batch {first.global_batch_least} or more: name other"
+            " machines, or change the batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}
@@ -230,6 +217,25 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     return training_run(setups[best], float(step_s.iloc[best]), case.experience.costs)
 
 
+def _profiles(case: Case, count: int) -> list[PlannedLaunch]:
+    """Return launches that profile the workload on the `count` cheapest instance types."""
+    mode, costs = case.workload.modes[0], case.experience.costs
+    clusters: dict[str, Cluster] = {}
+    for offer in sorted(
+        for_sale(case.workspace, case.offers), key=lambda one: one.usd_per_hour or 0.0
+    ):
+        cluster = Cluster(members=(offer,))
+        able = computes(offer.instance_type.device, mode)
+        if able and not case.workspace.provider.launches(cluster):
+            clusters.setdefault(cluster.name, cluster)
+    return [
+        launch_of(
+            one, [profile_of(case.workload, mode, one.members[0].instance_type, costs)], costs
+        )
+        for one in list(clusters.values())[:count]
+    ]
+
+
 def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """Return launches for up to `count` runs that would improve the recommendations most.
 
@@ -242,14 +248,11 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         asked = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
-            why = pilots["reason"] or "a few runs would not settle the choice"
-            if pilots["settled"]:
-                why = "the choice is settled, so that no run is needed"
-            reporter().say(f"{case.workload.name}, {goal.goal}: {why}")
+            reporter().say(f"{case.workload.name}, {goal.goal}: {pilots['reason']}")
         for row in pilots["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}")
-            found.setdefault(f"{run.kind} {run.row()}", (cluster, run))
+            found.setdefault(str(run.row()), (cluster, run))
     launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
     for cluster, run in list(found.values())[:count]:
         launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)

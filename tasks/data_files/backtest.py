@@ -10,8 +10,8 @@ from models.monitoring import backtest as pure
 from models.step_time.dataset import TrainingData
 from warehouse.export import write_whole
 
-from .catalogue import COLUMNS, read_catalogue
-from .measurements import ImportRefused, ignored_columns, read_facts, read_frame, read_table
+from .catalogue import read_catalogue
+from .measurements import ImportRefused, read_facts, read_frame, read_table
 
 SEED = 0
 
@@ -46,16 +46,19 @@ def backtest(
     inputs = [path.resolve() for path in (train, test, workloads, catalogue) if path]
     if predictions and predictions.resolve() in inputs:
         raise OSError(f"{predictions} is an input file: name another file for the predictions")
-    (known, ignored), (frame, ignored_of_test) = read_frame(train), read_frame(test)
-    provider = _one_provider({train: known, test: frame})
+    known, frame = read_frame(train), read_frame(test)
+    provider, *others = {*known["provider"], *frame["provider"]}
+    if others:
+        problem = f"all rows of this file and of {test} must belong to the same provider"
+        raise ImportRefused(train, [problem])
     nothing = pd.DataFrame()
     data = TrainingData(
         runs=known,
         profiles=nothing,
         buckets=nothing,
         probes=nothing,
-        workloads=pd.DataFrame(read_facts(workloads)[0] if workloads else []),
-        instance_types=read_catalogue(catalogue) if catalogue else pd.DataFrame(columns=COLUMNS),
+        workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
+        instance_types=read_catalogue(catalogue),
     )
     try:
         predicted = pure.backtest(data, frame, seed=SEED)
@@ -66,30 +69,10 @@ def backtest(
         rows = read_table(test).drop_columns("place").to_pandas()
         rows = rows.drop(columns=columns, errors="ignore").assign(**predicted[columns])
         write_whole(predictions, rows.to_csv(index=False, float_format="%.8g"))
-    unknown = {train: ignored, test: sorted({*ignored_of_test} - {*pure.PREDICTED})}
-    sentences = [
-        f"{path.name}: {sentence}"
-        for path, columns in unknown.items()
-        for sentence in ignored_columns(columns)
-    ]
     return {
         "provider": provider,
         "rows": len(frame),
         "predicted": int((predicted["unpredicted"] == "").sum()),
         "summary": rows_of(pure.summary(frame, predicted)),
-        "sentences": [*sentences, *pure.notes(data, frame, predicted)],
+        "sentences": pure.notes(data, frame, predicted),
     }
-
-
-def _one_provider(files: dict[Path, pd.DataFrame]) -> str:
-    """Return the provider ("local" or "ec2") of the rows of all files.
-
-    Raises ImportRefused if a file has no rows, or if the rows belong to several providers.
-    """
-    providers: set[str] = set()
-    for path, runs in files.items():
-        providers |= set(runs["provider"])
-        if len(runs) == 0 or len(providers) > 1:
-            problem = f"all rows must belong to the same provider; found: {sorted(providers)}"
-            raise ImportRefused(path, [problem])
-    return providers.pop()

@@ -1,6 +1,7 @@
 """Read instance types from a catalogue file: CSV or Parquet, with the columns of CatalogueRow."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,24 +9,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..providers.ec2.catalogue import device_tflops
 from .measurements import read_descriptions
 
-COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
-COLUMNS += ["device_memory_gib", "device_tflops"]
+_COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
+_COLUMNS += ["device_memory_gib", "device_tflops"]
+_Positive = Annotated[float | None, Field(gt=0)]
+_Count = Annotated[float | None, Field(ge=0)]
 
 
 class CatalogueRow(BaseModel):
     """One instance type of a catalogue file. None means that the file's value is empty."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     instance_type: str
-    vcpu: float | None = Field(default=None, gt=0)
-    memory_gib: float | None = Field(default=None, gt=0)
+    vcpu: _Positive = None
+    memory_gib: _Positive = None
     gpu_name: str | None = None
-    gpu_count: float | None = Field(default=None, ge=0)
-    gpu_memory_gib_each: float | None = Field(default=None, ge=0)
+    gpu_count: _Count = None
+    gpu_memory_gib_each: _Count = None
     accelerator_name: str | None = None
-    accelerator_count: float | None = Field(default=None, ge=0)
-    network_gbps: float | None = Field(default=None, gt=0)
+    accelerator_count: _Count = None
+    network_gbps: _Positive = None
 
     @property
     def device(self) -> str:
@@ -42,7 +45,7 @@ class CatalogueRow(BaseModel):
         return max(int(count), 1)
 
 
-def read_catalogue(path: Path) -> pd.DataFrame:
+def read_catalogue(path: Path | None) -> pd.DataFrame:
     """Return the instance types of the file, in the columns of the mart `instance_types`.
 
     The peak TFLOP/s of a device are looked up by its name. They are not read from the file.
@@ -54,6 +57,6 @@ def read_catalogue(path: Path) -> pd.DataFrame:
             *(row.instance_type, row.devices, row.device, row.vcpu, row.network_gbps),
             *(row.memory_gib, row.gpu_memory_gib_each or None, device_tflops(row.device)),
         )
-        for row in read_descriptions(path, CatalogueRow, key="instance_type")[0]
+        for row in (read_descriptions(path, CatalogueRow) if path else ())
     ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=_COLUMNS)

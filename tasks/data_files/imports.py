@@ -5,11 +5,9 @@ learns from its rows. Importing the same files again restores the rows.
 """
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS, Mode
 from models.step_time.machine_specs import computes
 from warehouse.append import note_import, note_instance_types, note_workloads
-from warehouse.database import Connection, Warehouse, empty_warehouse, rows_of_query
+from warehouse.database import Connection, Warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
     changes,
@@ -35,24 +33,23 @@ from ..workspace.workspace import Workspace, known_devices, refresh_command
 from .measurements import (
     ImportRefused,
     digest_of_file,
-    ignored_columns,
     read_facts,
     sentences,
     stage_measurements,
 )
 from .public import (
     FACTS,
+    FOLDER,
+    MACHINES,
     MEASUREMENTS,
     ORIGIN,
     PROVIDER,
     PUBLIC_IMPORT,
     packaged_names,
-    public_machines,
     with_public_workloads,
 )
 
 _IMPORTS = "from imports"
-Types = Mapping[str, Mapping[str, tuple[int, str]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,40 +82,22 @@ class Imported:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFiles:
-    """The files to import: measurements, facts of workloads (parameters, FLOPs, ...), or both."""
-
-    measurements: Path | None = None
-    workloads: Path | None = None
-
-    def import_id(self, providers: Iterable[str]) -> str:
-        """Return the id of the import, which is a digest of the files and `providers`.
-
-        The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
-        """
-        rows, facts = (
-            digest_of_file(path) if path else "" for path in (self.measurements, self.workloads)
-        )
-        if rows == digest_of_file(MEASUREMENTS):
-            return PUBLIC_IMPORT
-        text = json.dumps([rows, facts, *sorted(providers)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def import_measurements(
     warehouse: Warehouse,
-    files: ImportFiles,
     now: datetime,
     *,
+    measurements: Path | None = None,
+    workloads: Path | None = None,
     local_types: Iterable[str] = (),
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
     """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
-    Loading the same files again changes nothing, unless their import was forgotten.
+    Loading the same files again changes nothing, unless their import was forgotten. The import of
+    the measurements that ship with Srift has the id PUBLIC_IMPORT.
 
+    measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.
     force: if True, implausible rows are loaded too.
     dry_run: if True, the files are checked but nothing is loaded.
@@ -127,21 +106,28 @@ def import_measurements(
         ImportRefused: if a file is refused. Nothing is loaded.
         WarehouseError: if the warehouse cannot be written. Nothing is loaded.
     """
-    path, found = files.measurements, Imported(dry_run=dry_run)
-    facts, ignored = read_facts(files.workloads) if files.workloads else ([], [])
-    types, described = known_devices(local_types), [fact["workload"] for fact in facts]
-    with _opened(warehouse, dry_run) as connection:
-        if path:
-            ignored = ignored + stage_measurements(connection, path, now)
+    found, files = Imported(dry_run=dry_run), (measurements, workloads)
+    facts = read_facts(workloads) if workloads else []
+    described = [fact["workload"] for fact in facts]
+    with warehouse.transact() as connection:
+        if measurements:
+            stage_measurements(connection, measurements, now)
             found.counts = staged_counts(connection)
             found.rows = sum(found.counts["workload"].values())
             found.new, other = counted_before(connection)
-            found.sentences = _warnings(found.counts, types, other)
-        found.sentences += ignored_columns(ignored)
+            if other:
+                found.sentences.append(
+                    f"{other} rows repeat a known run_id with another step_s: the stored step_s"
+                    " counts"
+                )
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
-        found.import_id = files.import_id(found.providers)
+        digests = [digest_of_file(path) if path else "" for path in files]
+        found.import_id = PUBLIC_IMPORT
+        if measurements != MEASUREMENTS:
+            text = " ".join([*digests, *found.providers])
+            found.import_id = hashlib.sha256(text.encode()).hexdigest()[:16]
         remember(connection)
-        names = [one.name if one else None for one in (path, files.workloads)]
+        names = [path.name if path else None for path in files]
         note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
         stamp = {"import_id": found.import_id, "noted_at": now}
         for provider in found.providers:
@@ -151,55 +137,23 @@ def import_measurements(
             found.counts["facts of workloads"] = {
                 kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
             }
-        if path:
+        if measurements:
             if not force:
-                _refuse_implausible(connection, path, types, described)
-            digest = digest_of_file(path)
-            append_imports(connection, file_digest=digest, loaded_at=now, import_id=found.import_id)
+                _refuse_implausible(connection, measurements, known_devices(local_types), described)
+            append_imports(
+                connection, file_digest=digests[0], loaded_at=now, import_id=found.import_id
+            )
         if dry_run:
             connection.rollback()
             connection.begin()
     return found
 
 
-@contextmanager
-def _opened(warehouse: Warehouse, dry_run: bool) -> Iterator[Connection]:
-    """Yield a connection with an open transaction.
-
-    A dry run without a warehouse gets an empty warehouse in memory, and creates no file.
-    """
-    if warehouse.exists() or not dry_run:
-        with warehouse.transact() as connection:
-            yield connection
-    else:
-        with empty_warehouse().cursor() as connection:
-            connection.begin()
-            yield connection
-
-
-def _warnings(counts: Mapping[str, Mapping[str, int]], types: Types, other: int) -> list[str]:
-    """Return warnings about instance types without a data sheet, and about changed step times.
-
-    counts: the result of `warehouse.imports.staged_counts`.
-    types: the known instance types of each provider.
-    other: the number of rows whose run_id is stored with another step time.
-    """
-    known = {name for names in types.values() for name in names}
-    unknown = sorted(set(counts["instance type"]) - known)
-    doubts = []
-    if unknown:
-        doubts.append(
-            f"no data sheet is known for {', '.join(unknown)}: predictions need measured rows"
-        )
-    if other:
-        doubts.append(
-            f"{other} rows repeat a known run_id with another step_s: the stored step_s counts"
-        )
-    return doubts
-
-
 def _refuse_implausible(
-    connection: Connection, path: Path, types: Types, workloads: Sequence[str]
+    connection: Connection,
+    path: Path,
+    types: Mapping[str, Mapping[str, tuple[int, str]]],
+    workloads: Sequence[str],
 ) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 
@@ -220,14 +174,14 @@ def _refuse_implausible(
         for precision in PRECISIONS
         if computes(device, Mode(precision=precision))
     ]
-    problems = sentences(path, implausible(connection, peaks, workloads))
+    problems = sentences(implausible(connection, peaks, workloads))
     if problems:
         raise ImportRefused(
             path, ["these rows look wrong. If they are right, load them with --force", *problems]
         )
 
 
-def load_public(workspace: Workspace, now: datetime) -> int:
+def load_public(workspace: Workspace) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
     Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated.
@@ -235,17 +189,18 @@ def load_public(workspace: Workspace, now: datetime) -> int:
 
     Raises WarehouseError if the warehouse cannot be written.
     """
-    warehouse = workspace.warehouse
-    known = mart(
-        warehouse, "stg_import_files", import_id=PUBLIC_IMPORT
-    )  # has the import even if it was forgotten
+    warehouse, now = workspace.warehouse, datetime.now(UTC)
+    # The table has the import even if it was forgotten.
+    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)
     if workspace.settings.ec2.emulated or len(known):
         return 0
     warehouse.create()
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
     with warehouse.transact() as connection:
-        note_instance_types(connection, public_machines(), noted_at=now)
-    loaded = import_measurements(warehouse, files, now, force=True)
+        machines = rows_of_query(connection, MACHINES, {"file": f"{FOLDER}/machines.csv"})
+        note_instance_types(connection, machines, noted_at=now)
+    loaded = import_measurements(
+        warehouse, now, measurements=MEASUREMENTS, workloads=FACTS, force=True
+    )
     reporter().say(
         f"loaded {loaded.rows} rows: {ORIGIN}. They count for a workload until you measure it."
         f" To remove all of them, type `srift forget {PUBLIC_IMPORT}`"
@@ -253,9 +208,7 @@ def load_public(workspace: Workspace, now: datetime) -> int:
     return loaded.rows
 
 
-def load_public_if_needed(
-    workspace: Workspace, workload: str, now: datetime, *, shape: bool = False
-) -> Workspace:
+def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> Workspace:
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
     A question about a transformer needs them. A question about a workload with public step times
@@ -270,7 +223,7 @@ def load_public_if_needed(
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
     if (shape or public) and workload not in measured_workloads(workspace.warehouse, PROVIDER):
-        load_public(workspace, now)
+        load_public(workspace)
     return with_public_workloads(workspace)
 
 

@@ -29,9 +29,11 @@ from warehouse.append import in_utc
 from warehouse.database import Connection
 from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
 
+from ..reporting.progress import reporter
 from ..workspace.workspace import PROVIDERS
 
 _SHOWN = 20  # maximum number of bad values in the message of an error
+_EMPTY = ("", "None", "nan")  # texts of a missing value
 _AHEAD = timedelta(days=1)  # a time without a zone may come from a zone ahead of UTC
 _Described = TypeVar("_Described", bound=BaseModel)
 
@@ -58,7 +60,7 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
 class Facts(BaseModel):
     """The facts (parameters, FLOPs, ...) of a workload: a row of the file given by --workloads."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     workload: str = Field(pattern=NAME_PATTERN)
     parameters: Whole
@@ -70,15 +72,18 @@ class Facts(BaseModel):
     samples: Whole | None = None
 
 
-def stage_measurements(connection: Connection, path: Path, now: datetime) -> list[str]:
-    """Read a file into the temporary table `staged`, and return the names of ignored columns.
+def stage_measurements(connection: Connection, path: Path, now: datetime) -> None:
+    """Read a file into the temporary table `staged`.
 
-    Unknown columns are ignored. Raises ImportRefused if a required column is missing or a value is
-    bad, such as a time more than a day after `now`.
+    Raises ImportRefused if a required column is missing or a value is bad, such as a time more than
+    a day after `now`.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
-    ignored = _unknown_columns(path, table, required, COLUMNS)
+    missing = [name for name in required if name not in table.column_names]
+    if missing:
+        raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
+    _name_unknown_columns(path, table, COLUMNS)
     stage(connection, table)
     known = {
         "precisions": list(PRECISIONS),
@@ -87,48 +92,40 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> lis
         "providers": list(PROVIDERS),
         "latest": in_utc(now + _AHEAD),
     }
-    wrong = sentences(path, problems(connection, known))
+    wrong = sentences(problems(connection, known))
     if wrong:
         raise ImportRefused(path, wrong)
-    return ignored
 
 
-def read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return the file's rows in the form of `TrainingData.runs`, and the names of unknown columns.
+def read_frame(path: Path) -> pd.DataFrame:
+    """Return the file's rows in the form of `TrainingData.runs`.
 
     Raises ImportRefused if a value is bad.
     """
     with scratch() as connection:
-        ignored = stage_measurements(connection, path, datetime.now(UTC))
-        return staged_frame(connection).assign(step_spread=float("nan")), ignored
+        stage_measurements(connection, path, datetime.now(UTC))
+        return staged_frame(connection).assign(step_spread=float("nan"))
 
 
-def read_descriptions(
-    path: Path, kind: type[_Described], *, key: str
-) -> tuple[list[_Described], list[str]]:
-    """Return the file's rows as instances of `kind`, and the names of unknown columns.
+def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
+    """Return the file's rows as instances of `kind`.
 
-    kind: a pydantic model.
-    key: the column that identifies a row.
+    kind: a pydantic model. Its first field identifies a row.
 
-    Raises ImportRefused if a value is bad, or if two rows have the same value in the column `key`.
+    Raises ImportRefused if a value is bad, or if the first field of two rows has the same value.
     """
-    table = read_table(path)
-    required = [name for name, field in kind.model_fields.items() if field.is_required()]
-    ignored = _unknown_columns(path, table, required, kind.model_fields)
+    table, (key, *_) = read_table(path), kind.model_fields
+    _name_unknown_columns(path, table, kind.model_fields)
     rows: list[_Described] = []
     problems: list[str] = []
     for texts in table.to_pylist():
-        given = {
-            name: str(value).strip()
-            for name, value in texts.items()
-            if value is not None and value == value
-        }
+        given = {name: str(value).strip() for name, value in texts.items()}
+        stated = {name: text for name, text in given.items() if text not in _EMPTY}
         try:
-            rows.append(kind.model_validate({name: text for name, text in given.items() if text}))
+            rows.append(kind.model_validate(stated))
         except ValidationError as error:
             problems += [
-                f"{row_word(path)} {texts['place']}, column {one['loc'][0]}:"
+                f"line {texts['place']}, column {one['loc'][0]}:"
                 f" {texts.get(str(one['loc'][0]))!r}: {one['msg']}"
                 for one in error.errors(include_url=False)
             ]
@@ -136,31 +133,23 @@ def read_descriptions(
     problems += [f"column {key}: {name!r} is repeated" for name, n in counts.items() if n > 1]
     if problems:
         raise ImportRefused(path, problems)
-    return rows, ignored
+    return rows
 
 
-def read_facts(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a file with facts of workloads, and the names of unknown columns.
+def read_facts(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file with facts of workloads.
 
     Facts are numbers such as parameters and FLOPs. A row has no keys for empty facts.
 
     Raises ImportRefused if a value is bad or a workload is repeated.
     """
-    rows, ignored = read_descriptions(path, Facts, key="workload")
-    return [row.model_dump(exclude_none=True) for row in rows], ignored
+    return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts)]
 
 
-def _unknown_columns(
-    path: Path, table: pa.Table, required: Iterable[str], known: Iterable[str]
-) -> list[str]:
-    """Return the columns of `table` that are not in `known`, sorted.
-
-    Raises ImportRefused if a column of `required` is missing.
-    """
-    missing = [name for name in required if name not in table.column_names]
-    if missing:
-        raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
-    return sorted(set(table.column_names) - {*known, "place"})
+def _name_unknown_columns(path: Path, table: pa.Table, known: Iterable[str]) -> None:
+    """Print a warning if the table has columns that are not in `known`."""
+    if ignored := sorted(set(table.column_names) - {*known, "place"}):
+        reporter().say(f"{path.name}: unknown columns are ignored: {', '.join(ignored)}")
 
 
 def read_table(path: Path) -> pa.Table:
@@ -172,7 +161,7 @@ def read_table(path: Path) -> pa.Table:
     has too many values.
     """
     try:
-        if is_parquet(path):
+        if path.suffix.lower() in (".parquet", ".pq"):
             table = pq.read_table(path)
             table = table.append_column("place", pa.array(range(1, len(table) + 1)))
         else:
@@ -200,29 +189,14 @@ def _read_csv(path: Path) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def ignored_columns(names: Iterable[str]) -> list[str]:
-    """Return a warning for each name of an unknown column."""
-    return [f"column {name!r} is unknown and was ignored" for name in names]
-
-
 def digest_of_file(path: Path) -> str:
     """Return sixteen hex digits of the SHA-256 of the file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
-def row_word(path: Path) -> str:
-    """Return what the column `place` counts: "row" for a Parquet file, "line" for a CSV file."""
-    return "row" if is_parquet(path) else "line"
-
-
-def sentences(path: Path, found: Iterable[Problem]) -> list[str]:
-    """Return a sentence for each problem in the file."""
+def sentences(found: Iterable[Problem]) -> list[str]:
+    """Return a sentence for each problem. A place is a line of a CSV file or a row of Parquet."""
     return [
-        f"{row_word(path)} {place}, column {column}: {text!r} {rule}"
-        for place, column, text, rule in found
+        f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found
     ]

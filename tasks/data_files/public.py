@@ -4,14 +4,9 @@ Srift imports the public step times when it first needs them. After `srift forge
 Srift does not import them again.
 """
 
-import csv
 import tomllib
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 import warehouse as package
 from warehouse.database import Warehouse
@@ -19,6 +14,7 @@ from warehouse.reads import mart
 
 from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
+from .measurements import read_facts
 
 PROVIDER = "ec2"
 PUBLIC_IMPORT = "public-steps"  # warehouse/staging recognizes public rows by the prefix `public-`
@@ -26,29 +22,19 @@ ORIGIN = "public step times that came with Srift (warehouse/seeds/README.md)"
 
 FOLDER = Path(package.__file__).parent / "seeds"
 MEASUREMENTS, FACTS = FOLDER / "public_steps.parquet", FOLDER / "workloads.csv"
+# Machines with public step times that EC2 does not sell, with columns of the mart instance_types.
+MACHINES = f"select *, '{PROVIDER}' as provider, '' as digest from read_csv($file)"
 
 
-@cache
 def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches, goals) of workloads with public step times."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
     return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
 
 
-@cache
 def packaged_names() -> frozenset[str]:
     """Return the names of all workloads with public step times."""
-    with FACTS.open(newline="") as file:
-        return frozenset(row["workload"] for row in csv.DictReader(file))
-
-
-def public_machines() -> list[dict[Any, Any]]:
-    """Return a row for each machine that has public step times, but is not sold by EC2.
-
-    The rows have the columns of the mart `instance_types`.
-    """
-    table = pd.read_csv(FOLDER / "machines.csv").assign(provider=PROVIDER, digest="").astype(object)
-    return table.where(table.notna(), None).to_dict("records")
+    return frozenset(fact["workload"] for fact in read_facts(FACTS))
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
@@ -56,8 +42,6 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
 
     Public step times ship with Srift. A workload of the same name in srift.toml takes precedence.
     """
-    if workspace.provider.name != PROVIDER:
-        return workspace
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}

@@ -325,5 +325,4 @@ def _run_setup(
         "workload_digest": digests.get(wanted.workload),
         "code_commit": code_commit(),
         "reason_wanted": wanted.reason,
-        "kind": wanted.kind,
     }

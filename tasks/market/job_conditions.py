@@ -12,7 +12,7 @@ from models.job.checkpoints import fit_checkpoints
 from models.job.compilation import fit_compilation
 from models.job.duration import STARTUP_S
 from models.job.interruption_rates import fit_hazard
-from models.job.job_conditions import JobConditions, Learned, Stated
+from models.job.job_conditions import JobConditions
 from models.job.log_seconds import LogSeconds
 from models.job.restarts import fit_restarts
 from warehouse import reads
@@ -58,15 +58,14 @@ def experience_of(workspace: Workspace) -> Experience:
     costs = Costs() if local else EC2_COSTS
     if (local and len(launches)) or (launches["market"] == market).any():
         costs = replace(costs, launch_s=float(np.exp(startup.groups[market][0])))
-    conditions = Learned(
+    conditions = JobConditions(
         startup=startup,
         checkpoints=fit_checkpoints(seen["checkpoints"]),
-        compilation=fit_compilation(seen["compilations"]),
+        compiled=fit_compilation(seen["compilations"]),
         restarts=fit_restarts(seen["restarts"]),
     )
     if local:
-        learned = conditions if len(launches) else Stated()
-        return Experience(conditions=learned, costs=costs, interruptions={})
+        return Experience(conditions=conditions, costs=costs, interruptions={})
     conditions = replace(
         conditions,
         hazard=fit_hazard(

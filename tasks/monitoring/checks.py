@@ -47,7 +47,7 @@ def note_drift(
     """
     if champion is not None:
         known = rows_of(workspace.mart("drift", drifting=True))
-        before = {tuple(row[name] for name in drift.GROUP): row["since"] for row in known}
+        before = {(row["instance_type"], row["zone"]): row["since"] for row in known}
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
     return [drift_sentence(row) for row in rows_of(workspace.mart("drift", drifting=True))]
@@ -91,7 +91,7 @@ def note_alarms(
     cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
     if champion is None:
         return cautions
-    runs = _unseen(workspace.mart("run_details"), champion.model)
+    runs = _unseen(workspace.mart("run_details")[::-1], champion.model)
     if not len(runs):
         return cautions
     predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))

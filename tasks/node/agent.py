@@ -5,8 +5,8 @@ a folder, the mailbox. The agent never imports torch.
 
 An attempt is one start of torchrun on the machines of a plan. Attempts are numbered from 1. When
 attempt 1 ends, the agent writes `finished-1.json` and waits for a plan with a higher attempt
-number. The agent exits when `done.json` appears in the mailbox, at its deadline, or on SIGTERM or
-SIGINT. Before the exit, it kills all its descendant processes.
+number. The agent exits when `done.json` appears in the mailbox, at its deadline, or on SIGTERM.
+Before the exit, it kills all its descendant processes.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 
 from .machine import cores, interface_of
 from .processes import (
-    FAULTS,
     adopt_orphans,
     die_with_parent,
     end_descendants,
@@ -62,13 +61,11 @@ class Agent:
         self.attempt = 0
         self.launch: subprocess.Popen[bytes] | None = None
         self.beaten = 0.0
-        self.plan_text = ""
 
     def run(self) -> NoReturn:
         """Run plans until the deadline, a signal, or the file `done.json` in the mailbox."""
         adopt_orphans()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _frame: self.leave(128 + number))
+        signal.signal(signal.SIGTERM, lambda number, _frame: self.leave(128 + number))
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.write("ready.json", {"address": self.address})
         while True:
@@ -90,32 +87,25 @@ class Agent:
     def new_plan(self) -> Plan | None:
         """Return the plan in the mailbox if its attempt number has increased, else None."""
         try:
-            text = (self.mailbox / "plan.json").read_text()
+            plan = plan_from_json((self.mailbox / "plan.json").read_text())
         except FileNotFoundError:
             return None
-        if text == self.plan_text:
-            return None
-        self.plan_text = text
-        plan = plan_from_json(text)
         return plan if plan.attempt > self.attempt else None
 
     def start(self, plan: Plan) -> None:
         """Start torchrun for `plan`, if this machine takes part in it."""
         self.attempt = plan.attempt
-        devices = plan.rank_counts
-        if not plan.items or self.node not in devices:
+        if not plan.items or self.node not in plan.rank_counts:
             return
         (self.folder / "progress.json").unlink(missing_ok=True)
         # Workers read this copy, because the controller may replace the plan at any time.
         copy = self.scratch / f"plan-{plan.attempt}.json"
-        copy.write_text(self.plan_text)
+        write_json(copy, plan)
         interface = interface_of(self.address)
-        threads = str(plan.expected[self.node].threads or cores())
         variables = clean_environment(self.scratch) | {
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
+            "OMP_NUM_THREADS": str(plan.expected[self.node].threads or cores()),
             "SRIFT_MAILBOX": str(self.mailbox),
             "SRIFT_PLAN": str(copy),
             "SRIFT_NODE": str(self.node),
@@ -123,10 +113,9 @@ class Agent:
         if plan.elastic is not None:
             # If workers share torchrun's store, torch 2.13 ends the job when a node joins.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-            if len(set(devices.values())) == 1:
-                # Skip torchrun's exchange of the number of ranks per node. torch 2.13 ends the job
-                # if a node is lost during this exchange.
-                variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+            # Skip torchrun's exchange of the number of ranks per node, which is 1 in elastic runs.
+            # torch 2.13 ends the job if a node is lost during this exchange.
+            variables["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         with self.log_path.open("wb") as log:
             self.launch = subprocess.Popen(
                 self.command(plan),
@@ -179,7 +168,6 @@ class Agent:
             sys.executable,
             "-m",
             "node.prepare",
-            sys.executable,
             "-m",
             "torch.distributed.run",
             *(f"--{name}={value}" for name, value in options.items()),
@@ -191,15 +179,12 @@ class Agent:
         """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`."""
         if self.launch is None:
             return
-        if self.launch.poll() is None:  # a new attempt starts before this attempt ended
-            self.launch.kill()
+        self.launch.kill()  # a new attempt may start before this attempt has ended
         code = self.launch.wait()
         end_descendants()
         self.launch = None
         log = self.log_path.read_text(errors="replace")[-_READ:]
-        worker_code = worker_exit_code(log)
-        if worker_code is None and code in FAULTS:
-            worker_code = code  # `node.prepare` failed before it started torchrun
+        worker_code = worker_exit_code(log, code)
         self.write(
             f"finished-{self.attempt}.json",
             {
@@ -225,13 +210,10 @@ class Agent:
     def write(self, name: str, body: dict[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in this node's folder.
 
-        If the file cannot be written, for example on a full disk, the error is only printed.
+        On a full disk, the file is not written. The controller then misses the heartbeats.
         """
-        try:
+        with suppress(OSError):
             write_json(self.folder / name, body)
-        except OSError as error:
-            with suppress(OSError):  # the log may be on the full disk
-                print(f"srift: node {self.node}: {name}: {error}", file=sys.stderr, flush=True)
 
     def leave(self, code: int) -> NoReturn:
         """Kill all descendants of this process, delete the scratch folder, and exit with `code`."""

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from .data import S3, DataMissing
+from .data import DataMissing
 from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .equivalence import compare
@@ -43,7 +43,6 @@ from .strategies.refusals import EQUAL_TO_DDP, fits
 
 _BUSY = 0.2  # fraction of the steps' time in which the process waits for a CPU; more is a warning
 _NAMED = 3  # maximum number of parameters that a message names
-_SLOW_INPUT = 0.1  # fraction of the step time; input that takes more is a warning
 _CPU = torch.device("cpu")
 _HINTS = {  # a pattern of the error's text, and the advice for such errors
     "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver": "remove"
@@ -136,16 +135,15 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
         answer["notes"] = list(_notes(built, batch, answer["figures"], workload))
     except NoSuchPrecision as error:
         answer["notes"] = [f"not checked in {precision}: {error}"]
+    except DataMissing:
+        answer["notes"] = [
+            f"no step was run, because the data {workload.data} are not on this machine."
+            " To check the steps too, set `data` to a local folder with some samples"
+        ]
     except (Exception, SystemExit) as error:
-        if isinstance(error, DataMissing) and workload.data.startswith(S3):
-            answer["notes"] = [
-                f"no step was run, because the data {workload.data} are not on this machine."
-                " To check the steps too, set `data` to a local folder with some samples"
-            ]
-        else:
-            text = f"{type(error).__name__}: {error}"
-            hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
-            answer["problem"] = "; ".join([explain(error, workload), *hints])
+        text = f"{type(error).__name__}: {error}"
+        hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
+        answer["problem"] = "; ".join([explain(error, workload), *hints])
     finally:
         if built is not None:
             built.close()
@@ -196,8 +194,7 @@ def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
     """Yield warnings about probable mistakes in the workload."""
-    loader = built.loader
-    if loader is None and batch not in sizes(built.make_batch(batch)):
+    if built.loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
     held = {id(weights) for group in built.optimizer.param_groups for weights in group["params"]}
     left = [
@@ -210,10 +207,6 @@ def _notes(
             f"the optimizer does not train {', '.join(left[:_NAMED])}, so their gradients are"
             " exchanged in vain"
         )
-    share = figures["input_s"] / figures["step_s"]
-    if share >= _SLOW_INPUT:
-        by = "making a batch" if loader is None else f"waiting for {loader.workers} loader workers"
-        yield f"{by} takes {share:.0%} of a step on this CPU: input may limit training"
     if figures["queued_share"] >= _BUSY:
         yield f"busy: steps waited for a CPU for {figures['queued_share']:.0%} of their time"
     try:

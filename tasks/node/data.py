@@ -20,6 +20,7 @@ S3 = "s3://"
 FILE = "data.json"
 # Bytes of a machine's volume to keep free for a checkpoint of up to 4 GB, logs and compiled code.
 KEPT_FREE_BYTES = 5 * 2**30
+FAILURE = ".failed"  # replaces the suffix of a data folder, for the reason of a failed download
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
@@ -32,15 +33,6 @@ def folder_of(mailbox: Path, digest: str) -> Path:
     return mailbox / "data" / digest
 
 
-def failure_of(mailbox: Path, digest: str) -> Path:
-    """Return the path of the file with the reason why the download of a workload's data failed.
-
-    mailbox: the folder in which the controller and this machine exchange files.
-    digest: identifies the data.
-    """
-    return mailbox / "data" / f"{digest}.failed"
-
-
 def data_path(mailbox: Path, workload: WorkloadFile) -> str:
     """Return the folder on this machine with the workload's data; "" if the workload has none.
 
@@ -51,7 +43,7 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
     folder = Path(workload.data)
     if workload.data.startswith(S3):
         folder = folder_of(mailbox, workload.data_digest)
-        failure = failure_of(mailbox, workload.data_digest)
+        failure = folder.with_suffix(FAILURE)
         if failure.exists():
             raise DataMissing(failure.read_text())
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
@@ -64,17 +56,16 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     """Return {file name: S3 key}, where the file name is the key without `prefix`.
 
-    Objects that represent a folder are left out. Raises ValueError if a key is not a safe file
-    name.
+    keys: keys that begin with `prefix`. Objects that represent a folder are left out.
+
+    Raises ValueError if a key is not a safe file name.
     """
     found: dict[str, str] = {}
     for key in keys:
         name = key.removeprefix(prefix)
         if not name or name.endswith("/"):
             continue
-        parts = name.split("/")
-        odd = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
-        if odd or not name.isprintable() or not key.startswith(prefix):
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or not name.isprintable():
             raise ValueError(f"the object {key!r} has a key that cannot be a file name: rename it")
         found[name] = key
     return found

@@ -63,7 +63,7 @@ class Cached(Dataset[Any]):
             arguments of the dataset.
 
     Raises:
-        TypeError: the dataset has no `__getitem__` or `__len__`, or is an IterableDataset.
+        TypeError: the dataset has no `__len__`, or is an IterableDataset.
         ValueError: `folder` is given without `key`.
         OSError: `folder` cannot be used, or another user owns the file in it.
     """
@@ -77,8 +77,7 @@ class Cached(Dataset[Any]):
         key: str = "",
     ) -> None:
         kind = type(dataset)
-        is_numbered = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
-        if isinstance(dataset, IterableDataset) or not is_numbered:
+        if isinstance(dataset, IterableDataset):
             raise TypeError(f"{kind.__name__} needs __getitem__ and __len__ to be cached")
         if folder is not None and not key:
             raise ValueError(
@@ -115,7 +114,7 @@ class Cached(Dataset[Any]):
             with suppress(Exception):
                 return pickle.loads(content)
         sample = self.dataset[at]
-        if self._store.is_full:
+        if self._store.full:
             return sample
         content = _pickled(at, sample)
         if self._to_read_twice:
@@ -166,7 +165,7 @@ class _Store:
         self._digest, self._samples, self._room = digest, samples, room
         self._first = _HEAD_BYTES + samples * _ENTRY.size
         # Shared with the loader's workers. The value is 1 as soon as any process finds no room.
-        self._full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
+        self.full: Tensor = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
             raise PermissionError(f"another user owns {path}")
@@ -182,10 +181,6 @@ class _Store:
         """Pickle the store so that a spawned process opens the same file."""
         return _Store, (self._path, self._digest, self._samples, self._room)
 
-    @property
-    def is_full(self) -> bool:
-        return bool(self._full)
-
     def get(self, at: int) -> bytes | None:
         """Return the pickle of the sample with index `at`; None if it is missing or damaged."""
         try:
@@ -196,7 +191,7 @@ class _Store:
             content = os.pread(self._file, size, begin)
         except (OSError, struct.error):
             return None
-        return content if _checksum(content, at) == checksum else None
+        return content if zlib.crc32(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
         """Store the pickle of the sample at index `at`, unless it is stored or there is no room.
@@ -213,11 +208,11 @@ class _Store:
                     raise OSError("it is full")
                 if self.get(at) is None:
                     os.pwrite(self._file, content, end)
-                    entry = _ENTRY.pack(end, len(content), _checksum(content, at))
+                    entry = _ENTRY.pack(end, len(content), zlib.crc32(content, at))
                     os.pwrite(self._file, entry, _HEAD_BYTES + at * _ENTRY.size)
         except OSError as error:
-            if not self.is_full:
-                self._full.fill_(1)
+            if not self.full:
+                self.full.fill_(1)
                 _LOG.warning(
                     "data cache: %s stores no more samples (%s); the rest is read in every epoch",
                     self._path,
@@ -253,10 +248,6 @@ def _pickled(at: int, sample: Any) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ValueError(f"sample {at} cannot be cached: {error}") from error
     return written.getvalue()
-
-
-def _checksum(content: bytes, at: int) -> int:
-    return zlib.crc32(content, at & 0xFFFFFFFF)
 
 
 @contextmanager

@@ -7,13 +7,11 @@ import os
 import re
 import time
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from .device_check import missing_devices
 from .record import ANY, CPU, Devices
 
 
@@ -21,15 +19,10 @@ def own_device(expected: Devices) -> torch.device:
     """Return the device of this rank, which becomes torch's current device if it is a GPU.
 
     The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
-    Raises RuntimeError if the machine lacks the expected GPUs, instead of using its CPU.
+    Else device_check.py has found the expected GPUs. torch raises RuntimeError if they are gone.
     """
-    count = torch.cuda.device_count()
-    if expected.name == CPU or (expected.name == ANY and not count):
+    if expected.name == CPU or (expected.name == ANY and not torch.cuda.is_available()):
         return torch.device("cpu")
-    names = [torch.cuda.get_device_name(index) for index in range(count)]
-    problem = missing_devices(expected, names)
-    if problem:
-        raise RuntimeError(problem)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
@@ -60,7 +53,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf  # BatchEncoding
 
-    return value if device.type == "cpu" else tree_map(move, value)
+    return tree_map(move, value)
 
 
 def usable(device: torch.device) -> bool:
@@ -97,5 +90,5 @@ def peak_bytes(device: torch.device) -> int:
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)
+    found = re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * int(found[0])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from .record import ANY, Devices
 
-DEVICES_WITHIN_S = 60.0  # maximum seconds that a driver needs after the first check
+_WITHIN_S = 60.0  # maximum seconds that a driver needs after the first check
 _PAUSE_S = 2.0
 _LOOK_S = 30.0  # maximum seconds of a later check, which opens up to 8 GPUs one after another
 _LOG_TAIL = 300  # characters of torch's output
@@ -38,24 +38,11 @@ def is_named(expected: str, name: str) -> bool:
     A100-SXM4-40GB" is an A100, but an A10 is not an A10G. A virtual device matches only a fraction
     of a device, such as "L4 1/8".
     """
-    if expected == ANY or name == expected:
+    if expected == ANY:
         return True
-    wanted, words = _words(_PART.sub("", expected)), _words(name)
-    is_part = _PART.search(expected) is not None
-    return wanted <= words and (is_part or not any(map(_PROFILE.match, words)))
-
-
-def missing_devices(expected: Devices, names: Sequence[str]) -> str:
-    """Return an error message if the machine has too few `expected` devices, else "".
-
-    names: torch's names of the usable devices on the machine.
-    """
-    if sum(is_named(expected.name, name) for name in names) >= expected.count:
-        return ""
-    return (
-        f"this machine was bought for {expected.count} x {expected.name}, but torch can use"
-        f" {', '.join(names) or 'no GPU'}"
-    )
+    whole, parts = _PART.subn("", expected)
+    words = _words(name)
+    return _words(whole) <= words and (parts > 0 or not any(map(_PROFILE.match, words)))
 
 
 def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
@@ -70,22 +57,24 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     return ""
 
 
-def wait_for_devices(expected: Devices, *, wait_s: float, most_s: float) -> str:
+def wait_for_devices(expected: Devices, most_s: float) -> str:
     """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    wait_s: maximum seconds to wait after the first check, which may take minutes on a new machine.
-    most_s: maximum seconds of the whole call.
+    The first check may take minutes on a new machine. The wait ends _WITHIN_S seconds after the
+    first check, and at the latest after `most_s` seconds.
     """
     ends = time.monotonic() + most_s
     until = None
     while True:
         names, output = torch_sees(ends - time.monotonic())
-        problem = missing_devices(expected, names)
-        if not problem:
+        if sum(is_named(expected.name, name) for name in names) >= expected.count:
             return ""
-        until = until or min(time.monotonic() + wait_s, ends - _LOOK_S)
+        until = until or min(time.monotonic() + _WITHIN_S, ends - _LOOK_S)
         if time.monotonic() >= until:
-            return f"{problem} ({output})"
+            return (
+                f"this machine was bought for {expected.count} x {expected.name}, but torch can use"
+                f" {', '.join(names) or 'no GPU'} ({output})"
+            )
         time.sleep(_PAUSE_S)
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import Checkpoints
@@ -55,8 +54,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     exact = [global_batch * batch / sum(batches) for batch in batches]
     samples = [1] * len(batches)
     for _ in range(global_batch - len(batches)):
-        behind = [share - count for share, count in zip(exact, samples, strict=True)]
-        samples[behind.index(max(behind))] += 1
+        behind = max(range(len(batches)), key=lambda rank: exact[rank] - samples[rank])
+        samples[behind] += 1
     steps = max(-(-count // most) for count, most in zip(samples, batches, strict=True))
     return [[(count + step) // steps for step in range(steps)] for count in samples]
 
@@ -65,14 +64,11 @@ class ElasticRun(Worker):
     """One rank of an elastic run, in a worker process that torchrun has started or restarted.
 
     leads: True for the leader, the first rank of the run's first node.
-    mark_path: a file in which the leader stores the number of finished steps after each step.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        assert self.plan.elastic is not None
-        self.item = self.plan.elastic
-        self.mark_path = self.mailbox / f"node-{self.node}" / f"elastic-{self.item.run_id}"
+        [self.item] = self.plan.items
         self.leads = self.node == self.plan.host and self.reports
         self.checkpoints = Checkpoints(Path(self.plan.checkpoints))
 
@@ -105,36 +101,27 @@ class ElasticRun(Worker):
     def restore(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore model, optimizer and loss scaler from the newest checkpoint, if there is one.
 
-        Keys of the result:
+        All ranks must read the same checkpoint folder. Keys of the result:
 
             step: number of finished steps; 0 without a checkpoint.
             restore_s: seconds of the restore; None without a checkpoint.
             restore_bytes: size of the restored checkpoint; None without a checkpoint.
-
-        Raises RuntimeError if the newest checkpoint differs between ranks.
         """
         began = now(self.device)
-        taken: dict[str, Any] = {"step": 0, "restore_s": None, "restore_bytes": None}
-        if found := self.checkpoints.newest(self.device):
-            manifest, state = found
-            for name, part in built.stateful.items():
-                part.load_state_dict(state[name])
-            torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
-            taken = {
-                "step": manifest["step"],
-                "restore_s": now(self.device) - began,
-                "restore_bytes": manifest["bytes"],
-            }
-            if built.loader is not None:  # draw other samples than after the last start
-                built.loader.seed += manifest["step"]
-                built.loader.close()
-        steps = set(of_ranks(taken["step"], dist.group.WORLD))
-        if len(steps) > 1:
-            raise RuntimeError(
-                f"the ranks found different newest checkpoints, of the steps {steps}: all machines"
-                " must read the same checkpoint folder"
-            )
-        return taken
+        manifest, state = self.checkpoints.newest(self.device) or ({"step": 0, "bytes": None}, {})
+        for name, values in state.items():
+            built.stateful[name].load_state_dict(values)
+        restore_s = now(self.device) - began if state else None
+        # draw other samples than after the last start
+        torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
+        if built.loader is not None:
+            built.loader.seed += manifest["step"]
+            built.loader.close()
+        return {
+            "step": manifest["step"],
+            "restore_s": restore_s,
+            "restore_bytes": manifest["bytes"],
+        }
 
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
@@ -146,14 +133,14 @@ class ElasticRun(Worker):
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)
         by_rank = shares(global_batch, [item.batches[item.nodes.index(node)] for node in nodes])
         start = self.restore(built)
-        module: nn.Module = built.model
-        if len(nodes) > 1:
-            module = DistributedDataParallel(built.model)
+        module = DistributedDataParallel(built.model)
         self.wait_for_go({})
         self.begin(item)
         step = start["step"]
         if self.leads:
-            mark = os.open(self.mark_path, os.O_RDWR | os.O_CREAT)
+            # the leader stores the number of finished steps in this file after each step
+            path = self.mailbox / f"node-{self.node}" / f"elastic-{item.run_id}"
+            mark = os.open(path, os.O_RDWR | os.O_CREAT)
             content = os.read(mark, _MARK.size)
             last_step, last_unix = _MARK.unpack(content) if content else (0, None)
             self.checkpoints.note_start(

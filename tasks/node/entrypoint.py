@@ -127,9 +127,7 @@ def build(
     torch.manual_seed(seed)
     declare_what_did_not_load()
     module = _module(folder, workload)
-    if workload.module:
-        # Only the first import runs the module's code, which may draw random numbers.
-        torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the module's code, which runs once, may draw random numbers
     function = getattr(module, workload.function, None)
     if not callable(function):
         raise WorkloadError(
@@ -209,14 +207,11 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """
     # the message of a DataLoader worker's error contains the worker's traceback
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
+    own = f"/{workload.folder}/" if workload.folder else f"/{workload.file}"
     for file, line, function in reversed(frames):
-        if workload.folder:
-            name = file.partition(f"/{workload.folder}/")[2]
-        else:
-            is_own = Path(file).name == Path(workload.file).name
-            name = (workload.source or workload.name) if is_own else ""
-        if name:
-            return f"{name}, line {line}{function}"
+        _, found, inside = file.partition(own)
+        if found:
+            return f"{inside or workload.source or workload.name}, line {line}{function}"
     return ""
 
 
@@ -229,10 +224,10 @@ def _on_device(make_batch: BatchMaker, device: torch.device) -> BatchMaker:
     if device.type == "cpu":
         return make_batch
 
-    def made(batch: int) -> tuple[Any, Any]:
+    def made(batch: int) -> Any:
         with nullcontext() if isinstance(make_batch, Loader) else device:
-            inputs, target = make_batch(batch)
-        return to_device(inputs, device), to_device(target, device)
+            inputs_and_target = make_batch(batch)
+        return to_device(inputs_and_target, device)
 
     return made
 

@@ -29,9 +29,9 @@ from .entrypoint import LoadedWorkload
 from .measuring import NotMeasured
 from .precision import Arithmetic
 from .record import Item
-from .steps import Group, learn
+from .steps import learn
 from .strategies.refusals import DDP, SHARDED
-from .strategies.replicas import of_ranks
+from .strategies.replicas import Group, of_ranks
 from .switches import NONE
 
 _STEPS = 10
@@ -55,7 +55,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     Raises NotMeasured if the losses differ, and ValueError if the strategy cannot train the model.
     Also raises the errors of the workload.
     """
-    batch = min(*item.batches, _MAX_BATCH)
+    rank, batch = dist.get_rank(group), min(*item.batches, _MAX_BATCH)
     batches: list[Any] = []
 
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
@@ -85,8 +85,8 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
                 part.dropout = 0.0
         for weight in built.model.parameters() if disturbed else ():
             weight.data *= 1 + torch.finfo(weight.dtype).eps * torch.randn_like(weight)
-        torch.manual_seed(dist.get_rank(group))
-        random.seed(dist.get_rank(group))
+        torch.manual_seed(rank)
+        random.seed(rank)
         short = replace(
             item,
             strategy=name,
@@ -102,7 +102,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     try:
         plain = losses(DDP)
     except RuntimeError as error:  # for example, only ddp needs a gradient for each weight
-        if dist.get_rank(group) == 0:
+        if rank == 0:
             print(f"{item.strategy} was not compared with {DDP}, because {DDP} failed: {error}")
         return
     found = losses(item.strategy)

@@ -3,15 +3,15 @@
 An item is one run of the plan. A node runs its items one after another, even if the items use
 different devices. Nodes run single-node items at the same time, because these items use no network.
 A multi-node item runs alone. All earlier items end before the multi-node item starts, and later
-items wait for its end. When an item ends, its first rank sets a key of the shared TCPStore. Other
-ranks wait for this key without using CPU time.
+items wait for its end. When an item ends, its first rank sets the key `run_id` of the shared
+TCPStore. Other ranks wait for this key without using CPU time.
 """
 
 import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from .data import data_path
@@ -49,18 +48,16 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    described: this rank's device, as records describe devices.
+    devices: a device of each node, as records describe devices. A worker expects the device of its
+        own node on all nodes.
     """
 
     def __init__(self) -> None:
-        """Select this rank's device.
-
-        Raises RuntimeError if the machine lacks the devices that the plan expects.
-        """
+        """Select this rank's device. Raises RuntimeError if the device is gone."""
         self.mailbox, self.plan, self.node = task_of_process()
         self.device = own_device(self.plan.expected[self.node])
-        threads = torch.get_num_threads()
-        self.described = Devices(name=name_of(self.device), count=1, threads=threads)
+        mine = Devices(name=name_of(self.device), count=1, threads=torch.get_num_threads())
+        self.devices = dict.fromkeys(range(len(self.plan.addresses)), mine)
         self.started_unix = time.time()
         self.rank = int(os.environ["RANK"])
         self.master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -103,10 +100,6 @@ class Worker:
         if self.reports:
             self.report("progress.json", {"attempt": self.plan.attempt, "run_id": item.run_id})
 
-    def used(self, item: Item) -> list[Devices]:
-        """Return the devices that the run `item` uses, one entry per node."""
-        return [replace(self.described, count=count) for count in item.used]
-
     def write_record(
         self, item: Item, problem: str = "", values: dict[str, Any] | None = None
     ) -> None:
@@ -115,13 +108,14 @@ class Worker:
         problem: why the run failed; "" for a measured run.
         values: the measured values of a measured run.
         """
+        used = zip(item.nodes, item.used, strict=True)
         record = record_of(
             self.plan,
             item,
             started_unix=self.started_unix,
             problem=problem,
             values=values,
-            devices=self.used(item),
+            devices=[replace(self.devices[node], count=count) for node, count in used],
         )
         self.report(f"records/{item.run_id}.json", record)
 
@@ -144,7 +138,6 @@ class Launch(Worker):
     """One rank of a torchrun launch, with its plan, its store and its process groups.
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
-    devices: the device of each rank.
     written: names of the workloads for which this rank has timed a checkpoint.
     equal: the cases that have passed the comparison with ddp. Each case is a text with workload,
         strategy, precision and ranks.
@@ -155,7 +148,7 @@ class Launch(Worker):
     def __init__(self) -> None:
         """Create a process group of all ranks and a process group for each run; warm up torch.
 
-        Raises RuntimeError if the machine lacks the devices that the plan expects.
+        Raises RuntimeError if this rank's device is gone.
         """
         super().__init__()
         plan = self.plan
@@ -166,7 +159,9 @@ class Launch(Worker):
         dist.init_process_group(backend(self.device), timeout=timeout)
         # torchrun's store outlives the workers of other nodes. The process groups use the first
         # connection to this store. This second connection may block while a rank waits for a key.
-        self.store = TCPStore(*self.master, is_master=False, timeout=timedelta(days=1))
+        self.store = dist.TCPStore(  # type: ignore[attr-defined]
+            *self.master, is_master=False, timeout=timedelta(days=1)
+        )
         wanted = {plan.ranks_of(item) for item in plan.items} | {
             (rank,) for rank in range(dist.get_world_size())
         }
@@ -178,7 +173,7 @@ class Launch(Worker):
             between = dist.new_group(firsts, timeout=timeout, backend="gloo")
             if self.reports:
                 self.pairs = pairs(between) | {"nodes": list(plan.rank_counts)}
-        self.devices: list[Devices] = of_ranks(self.described, dist.group.WORLD)
+        self.devices |= of_ranks((self.node, self.devices[self.node]), dist.group.WORLD)
         self.patience = Patience(left_s=plan.patience_s, reference=Reference(self.device))
 
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
@@ -186,11 +181,10 @@ class Launch(Worker):
 
         order: keyword arguments for torch's `new_group`.
         """
-        timeout: Any = timedelta(seconds=self.plan.timeout_s)
-        group: dist.ProcessGroup = dist.new_group(
+        timeout = timedelta(seconds=self.plan.timeout_s)
+        return dist.new_group(  # type: ignore[no-any-return]
             list(ranks), timeout=timeout, backend=backend(self.device), **order
         )
-        return group
 
     def take_order(self, go: Mapping[str, Any]) -> None:
         """Recreate the runs' process groups with the nodes in the ring order `go["order"]`.
@@ -237,26 +231,18 @@ class Launch(Worker):
         ring = self.plan.ranks_of(self.placed(item))
         return [value for _, value in sorted(zip(ring, values, strict=True))]
 
-    def used(self, item: Item) -> list[Devices]:
-        places = self.plan.places
-        return [
-            replace(self.devices[places.index((node, 0))], count=count)
-            for node, count in zip(item.nodes, item.used, strict=True)
-        ]
-
-    def wait_for(self, *indices: int) -> None:
-        """Wait until the runs at these positions of the plan have ended.
+    def wait_for(self, items: Iterable[Item]) -> None:
+        """Wait until the runs `items` have ended.
 
         Exits with EXIT_LOST_PEER if a run was aborted or the shared store cannot be reached.
         """
-        for index in indices:
-            key = f"item-{index}-done"
+        for item in items:
             try:
-                end = self.store.get(key)  # waits for the key
+                end = self.store.get(item.run_id)  # waits for the key
             except dist.DistError as error:
                 leave(EXIT_LOST_PEER, f"the launch's store cannot be reached: {explain(error)}")
             if end == b"abort":
-                leave(EXIT_LOST_PEER, f"{self.plan.items[index].run_id} failed on another node")
+                leave(EXIT_LOST_PEER, f"{item.run_id} failed on another node")
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from multiprocessing.process import BaseProcess
@@ -61,7 +61,7 @@ class Loader:
     def __init__(self, given: DataLoader[Any], *, seed: int) -> None:
         self.given, self.seed = given, seed
         self.workers = given.num_workers
-        self._places: Sequence[int] = ()  # indices of the samples to draw from; empty means all
+        self._places: list[int] = []  # indices of the samples to draw from; empty means all
         self._iterator: Iterator[Any] | None = None
         self._rebuilt: DataLoader[Any] | None = None
         if type(given).__iter__ is not DataLoader.__iter__:
@@ -115,9 +115,10 @@ class Loader:
             len(dataset), generator=torch.Generator().manual_seed(self.seed)
         ).tolist()
         until = time.perf_counter() + _READ_S
-        for read, place in enumerate(order[:_MAX_READ], 1):
+        self._places = []
+        for place in order[:_MAX_READ]:
             dataset[place]
-            self._places = order[:read]
+            self._places.append(place)
             if time.perf_counter() > until:
                 break
         for cached in caches:

@@ -22,15 +22,16 @@ import torch
 import torch.distributed as dist
 
 from .reference import Reference
-from .strategies.replicas import of_ranks
+from .strategies.replicas import Group, of_ranks
 
 # A block is disturbed above this fraction of stolen time. Undisturbed runs also differ by 10 %.
 DISTURBED = 0.1
 _MIN_TICKS = 20.0  # with fewer CPU ticks, the stolen fraction is too uncertain
 MEDIAN_ERROR = 0.015  # a measurement may end below this relative standard error of the median
 DRIFT = 0.04  # a measurement may end below this `drift`; above it, the steps are still warming up
-_IQR_TO_SIGMA = 1.349  # interquartile range of a normal distribution, in standard deviations
-_MEDIAN_TO_MEAN = 1.2533  # sqrt(pi / 2): standard error of the median over that of the mean
+# Standard error of the median of n normal values, as a multiple of the interquartile range divided
+# by sqrt(n): 1.2533 standard errors of the mean, and a range of 1.349 standard deviations.
+_ERROR_OF_RANGE = 1.2533 / 1.349
 _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
 
@@ -99,9 +100,7 @@ class Patience:
             "reference_spread": math.sqrt(fmean(value * value for value in spreads)),
         }
 
-    def undisturbed(
-        self, measure: Callable[[], _Result], group: dist.ProcessGroup | None
-    ) -> _Result:
+    def undisturbed(self, measure: Callable[[], _Result], group: Group) -> _Result:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
         A machine is disturbed if at least the fraction DISTURBED of its CPU time was stolen during
@@ -116,13 +115,11 @@ class Patience:
             reference_s = (reference_s + self.reference.seconds()) / 2
             mine = [now_stolen - stolen, now_wanted - wanted, spent_s, self.left_s, reference_s]
             taken, wants, spent, left, references = zip(*of_ranks(mine, group), strict=True)
-            share, worst_taken, worst_wanted = max(
-                (_share(*ticks), *ticks) for ticks in zip(taken, wants, strict=True)
-            )
+            worst = max(zip(taken, wants, strict=True), key=lambda ticks: _share(*ticks))
             self.left_s = min(left)
-            if share < DISTURBED or self.left_s <= 0:
-                self.taken += worst_taken
-                self.wanted += worst_wanted
+            if _share(*worst) < DISTURBED or self.left_s <= 0:
+                self.taken += worst[0]
+                self.wanted += worst[1]
                 self.references.append(list(references))
                 return found
             self.left_s -= max(spent)
@@ -133,14 +130,9 @@ def processor_ticks() -> tuple[float, float]:
 
     stolen: the ticks in which a CPU was ready to run, but the hypervisor did not run it.
     wanted: the used ticks plus the stolen ticks.
-
-    Both are 0 if the kernel does not count stolen ticks.
     """
-    try:
-        words = _STAT.read_text().split("\n", 1)[0].split()
-        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
-    except (OSError, ValueError):
-        return 0.0, 0.0
+    words = _STAT.read_text().split()
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(float, words[1:9])
     return stolen, user + nice + system + interrupts + soft + stolen
 
 
@@ -158,7 +150,7 @@ def spread(values: Sequence[float]) -> float:
 
 def median_error(values: Sequence[float]) -> float:
     """Return the relative standard error of the median, estimated from the interquartile range."""
-    return _MEDIAN_TO_MEAN * spread(values) / _IQR_TO_SIGMA / math.sqrt(len(values))
+    return _ERROR_OF_RANGE * spread(values) / math.sqrt(len(values))
 
 
 def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[_Result]:
@@ -204,7 +196,7 @@ def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float
     return min(max(2, least // 2), most - count)
 
 
-def meet(group: dist.ProcessGroup | None) -> None:
+def meet(group: Group) -> None:
     """Wait at a barrier for all ranks of `group`, unless `group` is None."""
     if group is not None:
         dist.barrier(group=group)

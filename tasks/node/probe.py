@@ -3,18 +3,17 @@
 import time
 from functools import partial
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import measuring
 from .device import now
-from .measuring import NotMeasured, Patience, meet
+from .measuring import NotMeasured, Patience, central, meet
 from .record import Item
 from .strategies.messages import exchange
-from .strategies.replicas import of_ranks
+from .strategies.replicas import Group, of_ranks
 
 _SIZE_S = 0.6  # seconds to spend on each message size
 _MIN_REPEATS, _MAX_REPEATS = 4, 40
@@ -24,12 +23,10 @@ _MIN_REPEATS, _MAX_REPEATS = 4, 40
 SWEEPS = 3
 _PAIR_S = 0.01  # minimum seconds of an exchange of the long message
 _MIN_BYTES, _MAX_BYTES = 2**16, 2**26  # limits of the size of the long message
-_EMPTIES = 5  # number of exchanges of one byte
+_EXCHANGES = 4  # number of exchanges of a message; the first one is a warm-up
 
 
-def probe(
-    item: Item, group: dist.ProcessGroup | None, device: torch.device, patience: Patience
-) -> dict[str, Any]:
+def probe(item: Item, group: Group, device: torch.device, patience: Patience) -> dict[str, Any]:
     """Time all-reduces of several sizes, and return the values for the run's record.
 
     Returns {"rows": list}. Each row is a dictionary for one message size:
@@ -43,12 +40,12 @@ def probe(
         raise NotMeasured("a probe of the network needs at least two devices")
     rows = []
     for size in item.message_bytes:
-        message = torch.zeros(max(1, size // 4), dtype=torch.float32, device=device)
+        message = torch.zeros(size // 4, dtype=torch.float32, device=device)
         once_s = _all_reduce_s(message, group, repeats=2)[-1]
-        repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, int(_SIZE_S / max(once_s, 1e-6))))
+        repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, int(_SIZE_S / once_s)))
         measure = partial(_all_reduce_s, message, group, repeats=repeats)
         seconds = patience.undisturbed(measure, group)
-        rows.append({"bytes": size, "seconds": fmean(measuring.central(seconds, float))})
+        rows.append({"bytes": size, "seconds": fmean(central(seconds, float))})
     return {"rows": rows}
 
 
@@ -78,7 +75,7 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     links = _Links(group)
     sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])
     latency_s, byte_s = sweeps.median(dim=0).values
-    sizes = torch.stack(of_ranks(links.sizes, group))
+    sizes = torch.tensor(of_ranks(links.sizes, group))
     alone_s = latency_s + sizes * byte_s
     slowness = alone_s / sizes
     # Choose disjoint pairs: first the slowest pair, then the slowest pair of the other machines.
@@ -104,7 +101,7 @@ class _Links:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank = group, dist.get_rank(group)
-        self.sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
+        self.sizes = [0] * dist.get_world_size(group)
 
     def sweep(self) -> torch.Tensor:
         """Measure each pair of ranks once. Return a tensor of shape (2, ranks, ranks).
@@ -116,9 +113,8 @@ class _Links:
             meet(self.group)
             if self.rank in pair:
                 peer = sum(pair) - self.rank
-                empty_s = median(self._exchange_s(1, peer) for _ in range(_EMPTIES))
-                size = int(self.sizes[peer]) or self._size(peer)
-                self.sizes[peer] = size
+                empty_s = self._steady_s(1, peer)
+                size = self.sizes[peer] = self.sizes[peer] or self._size(peer)
                 beyond_s = self._steady_s(size, peer) - empty_s
                 mine[:, peer] = torch.tensor([empty_s, max(beyond_s, 1e-12) / size])
         both = torch.stack(of_ranks(mine, self.group), dim=1)
@@ -136,7 +132,7 @@ class _Links:
         for pair in together:
             if self.rank in pair:
                 peer = sum(pair) - self.rank
-                mine_s = self._steady_s(int(self.sizes[peer]), peer)
+                mine_s = self._steady_s(self.sizes[peer], peer)
         at_once_s: float = max(of_ranks(mine_s, self.group))
         slowest_s, in_turn_s = max(together.values()), sum(together.values())
         return min(max((at_once_s - slowest_s) / (in_turn_s - slowest_s), 0.0), 1.0)
@@ -150,20 +146,21 @@ class _Links:
         while size < _MAX_BYTES:
             mine = torch.tensor([self._steady_s(size, peer)], dtype=torch.float64)
             theirs = torch.empty_like(mine)
-            exchange([(mine, peer)], [(theirs, peer)], self.group)
+            exchange((mine, peer), (theirs, peer), self.group)
             if max(mine, theirs) >= _PAIR_S:
                 break
             size *= 2
         return size
 
     def _steady_s(self, size: int, peer: int) -> float:
-        """Return the seconds of an exchange of `size` bytes with `peer`, after a warm-up."""
-        self._exchange_s(size, peer)  # some links send the first bytes above their rate limit
-        return min(self._exchange_s(size, peer) for _ in range(2))
+        """Exchange `size` bytes with `peer` in both directions, and return the time in seconds.
 
-    def _exchange_s(self, size: int, peer: int) -> float:
-        """Exchange `size` bytes with `peer` in both directions, and return the time in seconds."""
+        The time is the minimum of several exchanges after a warm-up.
+        """
         sent, received = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
-        before = time.monotonic()
-        exchange([(sent, peer)], [(received, peer)], self.group)
-        return time.monotonic() - before
+        times = []
+        for _ in range(_EXCHANGES):
+            before = time.monotonic()
+            exchange((sent, peer), (received, peer), self.group)
+            times.append(time.monotonic() - before)
+        return min(times[1:])  # some links send the first bytes above their rate limit

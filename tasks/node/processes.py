@@ -105,19 +105,22 @@ def leave(code: int, message: str) -> NoReturn:
     os._exit(code)
 
 
-def worker_exit_code(log: str) -> int | None:
-    """Return the exit code of the rank that most likely caused a failure, from torchrun's log."""
+def worker_exit_code(log: str, own_code: int) -> int:
+    """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
+
+    Returns `own_code`, the exit code of the command, if no rank was started.
+    """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit
     # codes. SIGTERM is therefore the least likely cause.
     return min(
         reversed(codes),
         key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),
-        default=None,
+        default=own_code,
     )
 
 
-def exit_reason(log: str, worker_code: int | None) -> str:
+def exit_reason(log: str, worker_code: int) -> str:
     """Return the reason of a failure from torchrun's log; "" if the log has no message of a worker.
 
     The reason is the last message of a worker, if possible of a worker that exited with

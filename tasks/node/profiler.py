@@ -17,10 +17,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
-from .measuring import Patience
+from .measuring import Patience, central
 from .record import Item
 from .strategies.messages import completed
 from .strategies.tensor import volumes
@@ -57,17 +56,15 @@ def profile(
     loading = [sample for row in rows for sample in row.pop("loading")]
     values: Profile = {}
     if built.loader is not None:
-        names = ("load_s", "load_wait_s")
-        values = dict(zip(names, map(median, zip(*loading, strict=True)), strict=True))
-        values["loader_workers"] = built.loader.given.num_workers
+        load_s, load_wait_s = map(median, zip(*loading, strict=True))
+        workers = built.loader.given.num_workers
+        values = {"load_s": load_s, "load_wait_s": load_wait_s, "loader_workers": workers}
         made = {batch: built.make_batch(batch) for batch in (typical, smallest)}
         built = replace(built, make_batch=made.__getitem__)
-    with torch.no_grad():
-        divided = volumes(built.model, lambda: built.model(built.make_batch(smallest)[0]), smallest)
     return {
         **built.sizes,
         "flops_per_sample": _flops(built, smallest),
-        **divided,
+        **volumes(built.model, built.make_batch(smallest)[0], smallest),
         "rows": rows,
         "buckets": _buckets(built, typical, group),
         **values,
@@ -94,10 +91,10 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     steps, loading = [], []
     for _ in _repeats(clock_s, _BURN_IN, _BATCH_S):
         started = clock_s()
-        built.optimizer.zero_grad(set_to_none=True)
+        built.optimizer.zero_grad()
         before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, thread_counters(), batch))
+        loading.append(_loading(before, batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -105,13 +102,16 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.arithmetic.backward(loss)
         backward = clock_s()
         built.arithmetic.update(built.optimizer)
-        parts = (forward - started, backward - forward, clock_s() - backward)
-        steps.append((*parts, loaded - started))
-    middle = measuring.central(steps[_BURN_IN:], lambda step: sum(step[:3]))
-    names = ("forward_s", "backward_s", "optimizer_s", "input_s")
+        parts = (forward - started, backward - forward, clock_s() - backward, loaded - started)
+        steps.append(parts)
+    middle = central(steps[_BURN_IN:], lambda step: sum(step[:3]))
+    forward_s, backward_s, optimizer_s, input_s = map(fmean, zip(*middle, strict=True))
     return {
         "batch": batch,
-        **dict(zip(names, map(fmean, zip(*middle, strict=True)), strict=True)),
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "optimizer_s": optimizer_s,
+        "input_s": input_s,
         "peak_bytes": peak_bytes(built.device),
         "loading": loading[_BURN_IN:],
     }
@@ -128,14 +128,14 @@ def thread_counters() -> list[float]:
     return [time.perf_counter(), time.thread_time(), queued_s]
 
 
-def _loading(before: list[float], after: list[float], batch: int) -> tuple[float, float]:
+def _loading(before: list[float], batch: int) -> tuple[float, float]:
     """Return (CPU seconds, seconds of waiting for storage) per sample.
 
-    before, after: the results of `thread_counters` before and after this thread made the batch.
-    batch: the number of samples in the batch.
+    before: the result of `thread_counters` before this thread made the batch.
+    batch: the number of samples in the batch, which this thread has just made.
     """
     wall_s, processor_s, queued_s = (
-        (now - then) / batch for now, then in zip(after, before, strict=True)
+        (now - then) / batch for now, then in zip(thread_counters(), before, strict=True)
     )
     return processor_s, max(0.0, wall_s - processor_s - queued_s)
 
@@ -158,7 +158,7 @@ def _flops(built: LoadedWorkload, batch: int) -> float:
     inputs, target = built.make_batch(batch)
     with FlopCounterMode(display=False) as counter:
         built.loss(built.model(inputs), target).backward()  # type: ignore[no-untyped-call]
-    built.optimizer.zero_grad(set_to_none=True)
+    built.optimizer.zero_grad()
     return float(counter.get_total_flops()) / batch
 
 
@@ -185,7 +185,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
     passes = []
     # DDP rebuilds its buckets after the first pass, so the first _REBUILD passes are left out.
     for _ in _repeats(clock_s, _REBUILD, _BUCKETS_S):
-        built.optimizer.zero_grad(set_to_none=True)
+        built.optimizer.zero_grad()
         loss = built.loss_of(module, batch)
         ready.clear()
         before = clock_s()

@@ -34,10 +34,11 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .machine import fingerprint, torch_version
+from .machine import fingerprint
 from .processes import leave
 
 LEARN = "learn"
@@ -226,18 +227,13 @@ class Plan:
         """Return {node: number of ranks} for the nodes that take part in this attempt.
 
         A node has one rank for each device of its largest run. Nodes are in ascending order, which
-        is also the order of torchrun's ranks. Raises ValueError if a run needs a node that does not
-        take part.
+        is also the order of torchrun's ranks.
         """
         counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
         for item in self.items:
             for node, used in zip(item.nodes, item.used, strict=True):
                 if node in counts:
                     counts[node] = max(counts[node], used)
-                elif node in item.needs:
-                    raise ValueError(
-                        f"run {item.run_id} needs node {node}, which is not in this attempt"
-                    )
         return counts
 
     @property
@@ -309,17 +305,15 @@ def record_of(
         "started_unix": started_unix,
         "ended_unix": time.time(),
         "fingerprint": fingerprint(),
-        "torch_version": torch_version(),
+        "torch_version": version("torch"),
         "values": values or {},
-        "devices": list(devices),
+        "devices": devices,
         "cause": DATA if _DATA_MISSING in problem else "",
     }
 
 
-def fail_runs(
-    mailbox: Path, plan: Plan, node: int, *, code: int, reason: str, cause: str
-) -> NoReturn:
-    """Write a failed record for each run that uses `node`, and exit with `code`.
+def fail_runs(code: int, reason: str, cause: str) -> NoReturn:
+    """Write a failed record for each run that uses this node, and exit with `code`.
 
     Values of `cause`:
 
@@ -327,6 +321,7 @@ def fail_runs(
     INSTALL: the package index did not respond, or the installation took too long.
     "": the workload is the cause.
     """
+    mailbox, plan, node = task_of_process()
     for item in plan.items:
         if node in item.nodes:
             problem = f"node {node}: {reason}"

@@ -18,10 +18,10 @@ import tarfile
 import tempfile
 import venv
 from collections.abc import Callable
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
-from .machine import torch_version
 from .processes import die_with_parent
 
 INSTALL_S = 300.0  # time limit of an installation; equals Plan.prepare_s if nodes install
@@ -49,40 +49,30 @@ _UNREACHED = "connection broken by"  # pip prints these words if an index does n
 
 
 class NotInstalled(Exception):
-    """The requirements cannot be installed.
+    """The requirements cannot be installed."""
 
-    passing: True if a retry may help, because the cause may be the network or the time limit.
-    """
 
-    def __init__(self, sentence: str, *, passing: bool = False) -> None:
-        super().__init__(sentence)
-        self.passing = passing
+class InstallationInterrupted(NotInstalled):
+    """A retry may help, because the cause may be the network or the time limit."""
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack a .tar.gz into `folder`, unless the folder exists.
+    """Unpack a .tar.gz into `folder`, over the files of an earlier attempt.
 
     Raises OSError if the archive cannot be unpacked, or if it contains a link, a special file, or a
     path that leads out of the folder.
     """
-    if folder.exists():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        code = Path(beside, "code")
-        try:
-            with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
-                for member in tar:
-                    path = Path(member.name)
-                    whole = member.isreg() and not member.issparse()
-                    held = tar.extractfile(member) if whole and path.parts else None
-                    if held is None or path.is_absolute() or ".." in path.parts:
-                        raise OSError(f"the code archive must not contain {member.name}")
-                    (code / path).parent.mkdir(parents=True, exist_ok=True)
-                    (code / path).write_bytes(held.read())
-        except (tarfile.TarError, EOFError) as error:
-            raise OSError(f"the code archive could not be unpacked: {error}") from None
-        code.rename(folder)
+    try:
+        with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:
+            for member in tar:
+                path = Path(member.name)
+                held = tar.extractfile(member) if member.isreg() else None
+                if held is None or path.is_absolute() or ".." in path.parts:
+                    raise OSError(f"the code archive must not contain {member.name}")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(held.read())
+    except (tarfile.TarError, EOFError) as error:
+        raise OSError(f"the code archive could not be unpacked: {error}") from None
 
 
 def environment_of(environments: Path, digest: str) -> Path:
@@ -90,13 +80,13 @@ def environment_of(environments: Path, digest: str) -> Path:
 
     `digest` is the hash of the requirements.
     """
-    key = "\0".join([digest, sys.version, sys.prefix, torch_version(), *_packages()])
+    key = "\0".join([digest, sys.version, sys.prefix, version("torch"), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
-def installed(environment: Path) -> str | None:
-    """Return the path of the environment's Python; None if the environment is not complete."""
-    return str(environment / "bin" / "python") if (environment / _MARKER).is_file() else None
+def installed(environment: Path) -> bool:
+    """Return True if the environment is complete."""
+    return (environment / _MARKER).is_file()
 
 
 def install(
@@ -124,29 +114,30 @@ def install(
     if not builds:
         failed += " from wheels alone (`allow_builds = true` also permits source builds)"
     environment.parent.mkdir(parents=True, exist_ok=True)
-    python, marker = environment / "bin" / "python", environment / _MARKER
+    python = str(environment / "bin" / "python")
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
-        if not marker.exists():
+        if not installed(environment):
             for line in () if builds else lines_of(root / requirements):
                 if not is_plain(line, root):
                     raise NotInstalled(
                         f"{failed}: pip may run a package's code for the line {line!r}"
                     )
             _create(environment)
-            torch = [f"torch=={version}"] if (version := torch_version()) else []
-            pip = [str(python), "-I", "-m", "pip", "install", "--no-input"]
-            pip += ["--disable-pip-version-check", "--requirement", requirements, *torch]
-            pip += [] if builds else ["--only-binary=:all:"]
+            pip = [python, "-I", "-m", "pip", "install", "--no-input"]
+            pip += ["--disable-pip-version-check", "--requirement", requirements]
+            pip += [f"torch=={version('torch')}", *(() if builds else ("--only-binary=:all:",))]
             with tempfile.TemporaryDirectory(prefix="srift-pip-", dir=environment) as scratch:
                 code, output = _run(confine(pip), root, scratch)
             if code is None:
-                raise NotInstalled(f"{failed} within {INSTALL_S:.0f} s", passing=True)
+                raise InstallationInterrupted(f"{failed} within {INSTALL_S:.0f} s")
             if code:
                 words = " ".join(output.split())[-_MOST_WORDS:]
-                raise NotInstalled(f"{failed}: {words}", passing=_UNREACHED in output)
-        marker.touch()  # the modification time shows when the environment was last used
-    return str(python)
+                kind = InstallationInterrupted if _UNREACHED in output else NotInstalled
+                raise kind(f"{failed}: {words}")
+        # the modification time shows when the environment was last used
+        (environment / _MARKER).touch()
+    return python
 
 
 def lines_of(requirements: Path) -> list[str]:
@@ -187,7 +178,7 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     After INSTALL_S seconds, kill the command and its children, and return (None, "").
     """
     environment = _carried() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=root,
         env=environment,
@@ -198,16 +189,13 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
         errors="replace",
         start_new_session=True,
         preexec_fn=die_with_parent,
-    )
-    try:
-        output, _ = process.communicate(timeout=INSTALL_S)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        return None, ""
-    finally:
-        if process.returncode is None:  # not reaped yet, so the PID still belongs to this process
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=INSTALL_S)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            return None, ""
+    return process.returncode, output
 
 
 def readable() -> list[str]:

@@ -26,20 +26,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import measuring
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running
-from .measuring import NotMeasured, Patience, meet
+from .measuring import NotMeasured, Patience, meet, next_block, spread
 from .record import Item
 from .strategies import apply_strategy
-from .strategies.refusals import ALWAYS_COMMUNICATE, refuse
-from .strategies.replicas import no_sync, of_ranks
+from .strategies.refusals import ALWAYS_COMMUNICATE
+from .strategies.replicas import Group, no_sync, of_ranks
 
 _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 65,536
 _COMPUTE_REPEATS = 2  # number of timed steps without communication
-
-Group = dist.ProcessGroup | None
 
 
 def one_step(
@@ -58,7 +55,7 @@ def one_step(
     sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
         micro-step.
     """
-    built.optimizer.zero_grad(set_to_none=True)
+    built.optimizer.zero_grad()
     losses = []
     for micro, size in enumerate(sizes):
         if not size:
@@ -78,7 +75,7 @@ class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
     step: takes one optimizer step and returns its loss.
-    losses: the loss of each step. Steps timed without communication are left out.
+    losses: the loss of each step.
     elapsed_s: seconds of all blocks, including barriers and the start of loader workers. If a block
         was repeated, only the repetition that was kept counts.
     """
@@ -140,10 +137,8 @@ class TimedSteps:
             with running(self.built.loader):
                 for _ in range(count):
                     before, waited = clock_s(), self.built.waited_s
-                    loss = self.step(sync=sync)
+                    self.losses.append(self.step(sync=sync))
                     times.append([clock_s() - before, self.built.waited_s - waited])
-                    if sync:
-                        self.losses.append(loss)
             return of_ranks([[clock_s() - started, 0.0], *times], self.group)
 
         found = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
@@ -158,11 +153,11 @@ class TimedSteps:
         """
         seconds: list[float] = []
         waits: list[float] = []
-        least, most = self._rounds(item.least_steps), self._rounds(item.most_steps)
-        while count := measuring.next_block(
+        least, most, each = item.least_steps, item.most_steps, max(1, self.workers)
+        while count := next_block(
             seconds, least=least, most=most, left_s=item.most_s - self.elapsed_s
         ):
-            slowest = self.block(self._rounds(count)).amax(dim=0)
+            slowest = self.block(math.ceil(count / each) * each).amax(dim=0)
             seconds += slowest[:, 0].tolist()
             waits += slowest[:, 1].tolist()
         return seconds, waits
@@ -174,11 +169,6 @@ class TimedSteps:
             times[..., 0] -= times[..., 1]
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
-    def _rounds(self, steps: int) -> int:
-        """Round `steps` up to a multiple of the number of loader workers."""
-        each = max(1, self.workers)
-        return -(-steps // each) * each
-
 
 def _prepared(
     item: Item, built: LoadedWorkload, group: Group
@@ -189,9 +179,7 @@ def _prepared(
     rank's fraction of the global batch.
     """
     module = built.model
-    if group is None:
-        refuse(item, built.device)
-    else:
+    if group is not None:
         module = apply_strategy(item, built.model, built.optimizer, group, built.device)
         if item.strategy in ALWAYS_COMMUNICATE:
             reset_peak(built.device)  # before sharding, each rank held the whole model
@@ -222,7 +210,8 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step() for _ in range(steps)) * weight
             by_rank = of_ranks([mine, now(built.device) - started], group)
-            loss, spent_s = sum(rank[0] for rank in by_rank), max(rank[1] for rank in by_rank)
+            parts, times = zip(*by_rank, strict=True)
+            loss, spent_s = sum(parts), max(times)
             diverged = not math.isfinite(loss)
             if not diverged:
                 losses.append(loss)
@@ -262,8 +251,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     compute_s = [] if group is None or always else timed.compute_s()
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
     # Repeated blocks train extra steps. Use the loss of the same step as a run without repetitions.
-    measured = warmed + max(item.most_steps, len(seconds))
-    first, last = timed.losses[0], timed.losses[:measured][-1]
+    first, last = timed.losses[0], timed.losses[warmed + len(seconds) - 1]
     by_rank = of_ranks([first * weight, last * weight, peak], group)
     first_losses, last_losses, peaks = zip(*by_rank, strict=True)
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
@@ -273,7 +261,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
         )
     return {
         "step_s": step_s,
-        "step_spread": measuring.spread(seconds),
+        "step_spread": spread(seconds),
         "steps": len(seconds),
         "input_s": input_s,
         "rank_compute_s": compute_s,

@@ -44,55 +44,51 @@ def main() -> None:
         launch.take_order(go)
     except RuntimeError as error:
         leave(EXIT_LOST_PEER, f"the ranks could not be reordered: {explain(error)}")
-    beside: list[int] = []  # indices of single-node runs whose end this rank has not awaited
-    for index, item in enumerate(launch.plan.items):
+    items = launch.plan.items
+    for index, item in enumerate(items):
         together = len(item.nodes) > 1
         if together:
-            launch.wait_for(*beside)
-            beside = []
+            launch.wait_for(items[:index])
         if launch.rank in launch.plan.ranks_of(item):
-            serve(launch, index, item)
-        if together or (launch.node in item.nodes and not launch.leads(item)):
-            launch.wait_for(index)
-        else:
-            beside.append(index)
-    launch.wait_for(*beside)
+            serve(launch, item)
+        if together or launch.node in item.nodes:
+            launch.wait_for([item])
+    launch.wait_for(items)
     dist.destroy_process_group()
 
 
-def serve(launch: Launch, index: int, item: Item) -> None:
+def serve(launch: Launch, item: Item) -> None:
     """Measure the run `item` together with its other ranks.
 
     The run's first rank writes the record. A rank that fails inside a collective writes a failed
-    record and exits. `index` is the run's position in the plan.
+    record and exits.
     """
     reset_peak(launch.device)
     launch.begin(item)
+    group = launch.group(item)
     built, problem = prepare(launch, item)
-    try:
-        problem = agree(launch, item, problem)
-    except Exception as error:  # another rank died or hangs while it builds the workload
-        abort(launch, index, item, error)
-    build_s = time.time() - launch.started_unix
     values: dict[str, Any] = {}
-    if not problem:
-        try:
+    try:
+        # all ranks leave out the run if any rank has a problem; an error means that a rank is lost
+        problem = next(filter(None, of_ranks(problem, group)), "")
+        build_s = time.time() - launch.started_unix
+        if not problem:
             values = measure(launch, item, built)
             if "build_s" in values:
                 values["build_s"] += build_s
-        except NotMeasured as error:
-            problem = str(error)
-        except Exception as error:
-            with worker_deaths_ignored():
-                traceback.print_exc()
-                if launch.group(item) is not None:
-                    abort(launch, index, item, error)
-                problem = explain(error, launch.plan.workload(item))
+    except NotMeasured as error:
+        problem = str(error)
+    except Exception as error:
+        with worker_deaths_ignored():
+            traceback.print_exc()
+            if group is not None:
+                abort(launch, item, error)
+            problem = explain(error, launch.plan.workload(item))
     if built is not None:
         built.close()
     if launch.leads(item):
         launch.write_record(item, problem, values)
-        launch.store.set(f"item-{index}-done", "done")
+        launch.store.set(item.run_id, "done")
     if problem and not usable(launch.device):
         leave(EXIT_ITEM_FAILED, f"{item.run_id} left {launch.label} unusable: {problem}")
 
@@ -100,36 +96,22 @@ def serve(launch: Launch, index: int, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns (workload, ""), or (None, reason) after a failure. Returns (None, "") for a probe of the
-    network, which has no workload.
+    Returns (workload, problem). The problem is "" if there is none. The workload is None after an
+    early failure, and for a probe of the network, which has no workload.
     """
+    built, problem = None, ""
     if item.kind == "probe":
-        return None, ""
-    built = None
+        return built, problem
     try:
         refuse(item, launch.device)
         built = launch.load(item, shared=item.strategy in SHARDED)
         refuse_model(item.strategy, built.model, item.used)
         switch_on(built.model, item.switches, whole=not built.shared)
         try_once(built, item.batches[item.nodes.index(launch.node)])
-        return built, ""
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        if built is not None:
-            built.close()
-        return None, explain(error, launch.plan.workload(item))
-
-
-def agree(launch: Launch, item: Item, problem: str) -> str:
-    """Gather `problem` from all ranks of the run, and return one text with all problems.
-
-    Returns "" if no rank has a problem. Raises RuntimeError if a rank is lost.
-    """
-    problems = launch.by_rank(item, of_ranks(problem, launch.group(item)))
-    ranks = zip(launch.plan.ranks_of(item), problems, strict=True)
-    first_ranks = {reason: rank for rank, reason in sorted(ranks, reverse=True) if reason}
-    reasons = [f"{launch.plan.label(rank)}: {reason}" for reason, rank in first_ranks.items()]
-    return "; ".join(sorted(reasons))
+        problem = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
+    return built, problem
 
 
 def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[str, Any]:
@@ -175,22 +157,22 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     return values if placed is item else values | {"rank_order": placed.nodes}
 
 
-def abort(launch: Launch, index: int, item: Item, error: Exception) -> NoReturn:
+def abort(launch: Launch, item: Item, error: Exception) -> NoReturn:
     """Write a failed record and exit, so that torchrun ends the other ranks.
 
     If `error` means that another rank was lost, no record is written, because that rank is the
     cause.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
-    key, code = f"item-{index}-done", EXIT_LOST_PEER
+    code = EXIT_LOST_PEER
     with suppress(dist.DistError):  # raised if the store's machine is lost: exit without a record
-        launch.store.check([key])
+        launch.store.check([item.run_id])
         # every failed rank writes the record, because torchrun may end the first rank too early
         if not lost_peer(error):
             code = EXIT_ITEM_FAILED
             launch.write_record(item, reason)
         if launch.leads(item):
-            launch.store.set(key, "abort")
+            launch.store.set(item.run_id, "abort")
     leave(code, f"{item.run_id} ended on {reason}")
 
 

@@ -1,13 +1,11 @@
 """Answer a user's question about one workload, with the model in use and the newest prices."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
-
-import pandas as pd
 
 from models.domain.transformer import USUAL_TOKENS
 from models.domain.workload import SWITCHES, Goal, Mode, Workload
@@ -31,12 +29,16 @@ from ..training.train import first_champion
 from ..workspace.blas_threads import one_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
-from .case import Case, Row
+from .case import Case, Row, devices_of
 from .known_workloads import unknown
 from .pilots import measure_first, pilots_for
 
 # The strategies to compare for a transformer that is given by its shape alone.
 _STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
+# A workload that is not in srift.toml. 0 means unknown.
+_UNKNOWN = Workload(
+    name="", digest=IMPORTED, samples=0, global_batch_least=0, global_batch_most=0, goals=()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
     stated = workspace.settings.workloads.get(name)
     shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
-    workspace = load_public_if_needed(workspace, name, datetime.now(UTC), shape=shaped)
+    workspace = load_public_if_needed(workspace, name, shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
     if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
@@ -94,38 +96,34 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     # Imports do not state allowed modes, so all measured modes are allowed.
     if name not in workspace.settings.workloads and not shape:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    # Planning is slow. The warehouse is closed before, so that other processes can write.
-    with workspace.warehouse.read(), one_thread():
-        offers = current_offers(workspace)
-        runs = measured_setups(workspace.warehouse, provider, [name])
-        case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
     with one_thread():
-        found, named = case.plan(top=1 if question.by_gpu else top), None
-        rows = _by_gpu(case, found.rows) if question.by_gpu else found.rows[:top]
+        # Planning is slow. The warehouse is closed before, so that other processes can write.
+        with workspace.warehouse.read():
+            offers = current_offers(workspace)
+            runs = measured_setups(workspace.warehouse, provider, [name])
+            case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
+        if question.by_gpu:
+            return _by_gpu(case)
+        found, named = case.plan(top=top), None
+        first, *others = found.rows[:top]
         if pilots:
             filters = [pair for pair in question.filters if pair[0] != "market"]
             named = pilots_for(case, found, buyable=matching(offers, filters), count=pilots)
             for run in named["runs"]:
                 del run["planned"]
-    if named:
-        rows[0] = measure_first(rows[0], named)
-    if not question.by_gpu:
-        more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
-        rows[0] = rows[0] | more
-    return rows
+            first = measure_first(first, named)
+    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
+    return [first | more, *others]
 
 
-def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
+def _by_gpu(case: Case) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
     Rows that probably meet the deadline or budget come first. Rows without a cluster come last.
     Their reason says why no cluster was found.
-
-    planned: the planner's rows for all devices, best first. Only the first row is used.
     """
-    rows = [row for row in planned[:1] if row["cluster"]]
-    devices = {offer.instance_type.device for offer in case.offers}
-    for device in sorted(devices - {row["device"] for row in rows}):
+    rows = []
+    for device in sorted(devices_of(case.offers)):
         offers, known = (
             [offer for offer in sold if offer.instance_type.device == device]
             for sold in (case.offers, case.known)
@@ -134,9 +132,7 @@ def _by_gpu(case: Case, planned: Sequence[Row]) -> list[Row]:
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
     aim = case.workload.goals[0].objective
     rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[aim]))
-    for place, row in enumerate(rows, start=1):
-        row["rank"] = place
-    return rows
+    return [row | {"rank": place} for place, row in enumerate(rows, start=1)]
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
@@ -196,17 +192,9 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     split a power of two evenly. The number of samples is 0 (unknown).
     """
     batch = 2 ** max(0, round(math.log2(USUAL_TOKENS / facts["sequence"])))
-    modes = (Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
-    return Workload(
-        name=name,
-        digest=IMPORTED,
-        samples=0,
-        global_batch_least=batch,
-        global_batch_most=batch,
-        goals=(),
-        modes=tuple(modes),
-        **facts,
-    )
+    modes = tuple(Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
+    batches = {"global_batch_least": batch, "global_batch_most": batch}
+    return replace(_UNKNOWN, name=name, modes=modes, **batches, **facts)
 
 
 def _imported(workspace: Workspace, name: str) -> Workload:
@@ -220,13 +208,6 @@ def _imported(workspace: Workspace, name: str) -> Workload:
     facts = workspace.mart("workloads", digest=IMPORTED, workload=name)
     if not len(facts):
         raise unknown(workspace, name)
-    (samples,) = facts["samples"]
-    workload = Workload(
-        name=name,
-        digest=IMPORTED,
-        samples=0 if pd.isna(samples) else int(samples),
-        global_batch_least=0,
-        global_batch_most=0,
-        goals=(),
-    )
+    (samples,) = facts["samples"].fillna(0)
+    workload = replace(_UNKNOWN, name=name, samples=int(samples))
     return with_facts([workload], facts)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
@@ -61,7 +61,7 @@ class Case:
     model: StepTimeModel | None = None
     guessed: bool = False
     known: Sequence[Offer] = ()
-    by_data_sheet: Sequence[str] = ()
+    by_data_sheet: Set[str] = frozenset()
     notes: Sequence[str] = ()
 
     @classmethod
@@ -122,13 +122,11 @@ class Case:
                 f"predicted from {ORIGIN}: no run of this workload was measured or imported"
             )
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
-        devices = {offer.instance_type.device for offer in known}
-        measured = {offer.instance_type.device for offer in known if _measured(champion, offer)}
-        sheets = sorted(devices - measured)
-        left_out = sorted({offer.instance_type.device for offer in self.offers} - devices)
+        devices = devices_of(known)
+        sheets = devices - devices_of(one for one in known if _measured(champion, one))
+        left_out = sorted(devices_of(self.offers) - devices)
         for what, names in (
             ("modes left out because they were never measured:", unmeasured),
-            ("devices predicted from data sheets alone:", sheets),
             ("devices left out because they have neither a run nor a data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
@@ -172,9 +170,15 @@ class Case:
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None  # in UTC
         measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
-        rows = []
+        learned, rows = self.experience.interruptions, []
         for row in found.rows:
             offers = row.pop("offers")
+            # A rate that was learned from earlier launches replaces the offer's rate.
+            sources = dict.fromkeys(
+                learned.get(one.instance_type.name) or one.interruption_source
+                for one in offers
+                if one.market == "spot"
+            )
             prices = (one.price_as_of for one in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
@@ -182,11 +186,16 @@ class Case:
                 "model_version": None if self.champion is None else str(self.champion.version),
                 "placement_score": None,
                 "price_as_of": min(prices, default=None),
-                "interruption_source": _interruption_source(offers, self.experience.interruptions),
+                "interruption_source": "; ".join(filter(None, sources)) or None,
                 "reason": _reason(row, offers, self),
             }
             rows.append(row | more)
         return replace(found, rows=rows)
+
+
+def devices_of(offers: Iterable[Offer]) -> set[str]:
+    """Return the kinds of device of the offered machines."""
+    return {offer.instance_type.device for offer in offers}
 
 
 def comparable(
@@ -249,20 +258,10 @@ def contending(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
     """Return the ranked setups of `found` that may turn out to be the best when measured."""
-    rows = pd.DataFrame([setup.row() for setup in found.ranked])
-    predicted = model.predict(rows) if found.ranked else rows
+    if not found.ranked:
+        return ChoiceSet(setups=(), questions=())
+    predicted = model.predict(pd.DataFrame([setup.row() for setup in found.ranked]))
     return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
-
-
-def _interruption_source(offers: Sequence[Offer], experience: Mapping[str, str]) -> str | None:
-    """Return where the spot offers' interruption rates come from; None if unknown.
-
-    experience: {instance type: source} for the rates that were learned from earlier launches. Such
-        a rate replaces the offer's rate.
-    """
-    spot = [offer for offer in offers if offer.market == "spot"]
-    sources = [experience.get(one.instance_type.name) or one.interruption_source for one in spot]
-    return "; ".join(dict.fromkeys(filter(None, sources))) or None
 
 
 def _caution(case: Case) -> str:
@@ -294,10 +293,8 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
 
     The reason of rank 1 also has the case's notes and warnings.
     """
-    devices = dict.fromkeys(offer.instance_type.device for offer in offers)
-    texts = [
-        f"{one} predicted from its data sheet alone" for one in devices if one in case.by_data_sheet
-    ]
+    sheets = sorted(devices_of(offers) & case.by_data_sheet)
+    texts = [f"{device} predicted from its data sheet alone" for device in sheets]
     notes = (note for one in offers for note in (one.own_price, one.price_source))
     texts += [row["reason"], *dict.fromkeys(filter(None, notes))]
     if row["rank"] > 1:

@@ -32,10 +32,8 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     for row in found:
         kinds = {kind for cluster in row.pop("clusters") for kind in parse_cluster(cluster)}
         row["devices"] = sorted({devices.get((row["provider"], kind), kind) for kind in kinds})
-        row["in_settings"] = row["workload"] in settings.workloads
     without = sorted(set(settings.workloads) - {row["workload"] for row in found})
-    nothing = {"provider": "", "devices": [], "in_settings": True}
-    return found + [{"workload": name, **nothing} for name in without]
+    return found + [{"workload": name, "provider": "", "devices": []} for name in without]
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:

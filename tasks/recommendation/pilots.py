@@ -4,26 +4,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import pandas as pd
 
-from models.campaign.candidates import Costs, PlannedRun, training_run, type_names
+from models.campaign.candidates import training_run
 from models.campaign.pilots import choose_pilots
-from models.campaign.run_value import Past
-from models.campaign.shopping_list import CampaignLimits, shopping_list
 from models.campaign.value_of_information import ChoiceSet
-from models.domain.cluster import Cluster, Offer
+from models.domain.cluster import Offer
 from models.domain.setup_table import Key, runs_by_key, setup_key
 from models.domain.workload import Setup
 from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
-from models.planner.enumeration import sold_together
+from models.planner.enumeration import cheapest_cluster
 from models.planner.explanations import amount, named
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
-from warehouse import reads
 
 from ..reporting.tables import share
 from ..workspace.workspace import Workspace, refresh_command
@@ -37,23 +33,21 @@ SETTLED = 0.01  # with less expected regret, no measurement is worth its cost
 _UNSURE, _DOUBTFUL = 0.05, 0.5
 _HELPS = 0.02  # pilots are suggested only if they remove at least this share of the regret
 
-Found = dict[str, Any]
 
-
-def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Found:
+def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Row:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
     Regret is how much worse a choice is than the best setup: the difference of the natural logs of
-    their hours or dollars. If the model cannot predict the workload, the suggested runs are the
-    next refresh's runs. Keys of the result:
+    their hours or dollars. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. False if
             the suggested runs would reduce the regret. None if there is no useful run.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
             pair of cluster and PlannedRun). `regret_after` is the expected regret after this run
-            and all earlier runs of the list.
-        reason: why no run is suggested, else "".
+            and all earlier runs of the list. The seconds and dollars are those of a launch with no
+            other run.
+        reason: a sentence on the regret, or on why no run is suggested.
 
     buyable: offers of machines to measure on. Offers without a price are ignored.
     """
@@ -64,7 +58,9 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         command = refresh_command(case.workspace.provider.name, "0")
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
-        return _profiles(case, sold, count)
+        name = case.workload.name
+        why = f"{name} was never measured in its present definition: run `srift measure {name}`"
+        return _no_runs(f"{why}, or import runs with `srift import`")
     return _pilots(case, case.model, plan, sold, count)
 
 
@@ -73,7 +69,7 @@ def is_doubtful(row: Row) -> bool:
     return bool(row["status"] == "recommended" and row["p_best"] < _DOUBTFUL)
 
 
-def measure_first(row: Row, pilots: Found) -> Row:
+def measure_first(row: Row, pilots: Row) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
     The reason then names the run to measure first.
@@ -105,7 +101,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 
-def _no_runs(why: str) -> Found:
+def _no_runs(why: str) -> Row:
     """Return the result of `pilots_for` without runs, for the reason `why`."""
     reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
@@ -113,7 +109,7 @@ def _no_runs(why: str) -> Found:
 
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
-) -> Found:
+) -> Row:
     """Return the result of `pilots_for` for a workload that `model` can predict.
 
     sold: the offers of machines to measure on.
@@ -132,24 +128,37 @@ def _pilots(
         return _no_runs(first["reason"])
     if not found.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
-    answer: Found = {"settled": True, "regret": found.regret, "runs": [], "reason": ""}
+    settled = found.regret < SETTLED
+    reason = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
+    reason = f"settled: {reason}" if settled else f"open: {reason}"
+    answer: Row = {"settled": settled, "regret": found.regret, "runs": [], "reason": reason}
     if not found.chosen:
         return answer
-    settled = found.regret < SETTLED
     if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
-        return answer | {"settled": None}
-    costs, runs = case.experience.costs, []
+        reason += "; a few runs would not settle the choice"
+        return answer | {"settled": None, "reason": reason}
+    costs = case.experience.costs
+    runs: list[Row] = []
     seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
-    for place, step_s in enumerate(map(float, seconds)):
-        setup = candidates[found.chosen[place]]
-        run_s = costs.run_s(step_s) + prior_s(setup.mode)
-        run = _billed(training_run(setup, step_s, costs), setup.cluster, run_s, costs)
-        runs.append(run | {"regret_after": found.after[place]})
+    for place, regret, step_s in zip(found.chosen, found.after, map(float, seconds), strict=True):
+        setup = candidates[place]
+        run, cluster = training_run(setup, step_s, costs), setup.cluster
+        billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))
+        runs.append(
+            {
+                **run.row(),
+                "market": cluster.market,
+                "seconds": billed_s,
+                "usd": billed_s * (cluster.total_usd_per_hour or 0.0) / 3600,
+                "planned": (cluster, run),
+                "regret_after": regret,
+            }
+        )
     saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
         return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
-    return answer | {"settled": settled, "runs": runs}
+    return answer | {"runs": runs}
 
 
 def _candidates(
@@ -177,7 +186,7 @@ def _candidates(
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
         one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
-        setups = chain(list({setup_key(one): one for one in one_device}.values()), setups)
+        setups = chain(one_device, setups)
     types = (offer.instance_type for offer in sold)
     measured = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}
@@ -192,69 +201,7 @@ def _candidates(
 
 def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
     """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
-    groups = sold_together(supply.offers)
     for setup in choice_set.setups:
-        names = type_names(setup.cluster)
-        group = next((one for one in groups if one.keys() >= set(names)), None)
-        if group is None or len(names) > supply.max_hosts:
-            continue
-        cluster = Cluster(members=tuple(group[name] for name in names))
-        if not supply.fits(cluster):
+        cluster = cheapest_cluster(setup.cluster.type_names, supply.offers)
+        if cluster and len(cluster.members) <= supply.max_hosts and not supply.fits(cluster):
             yield replace(setup, cluster=cluster)
-
-
-def _billed(run: PlannedRun, cluster: Cluster, run_s: float, costs: Costs) -> Found:
-    """Return `run` as an entry of `runs` in the result of `pilots_for`.
-
-    The seconds and dollars are those of a launch with no other run.
-    run_s: duration of the run on `cluster` in seconds.
-    """
-    seconds, row = costs.billed_s(run_s), run.row()
-    del row["workload"]
-    return {
-        "kind": run.kind,
-        **row,
-        "market": cluster.market,
-        "seconds": seconds,
-        "usd": seconds * (cluster.total_usd_per_hour or 0.0) / 3600,
-        "planned": (cluster, run),
-    }
-
-
-def _profiles(case: Case, sold: Sequence[Offer], count: int) -> Found:
-    """Return the result of `pilots_for` for a workload that the model cannot predict.
-
-    The result has at most `count` runs of the next refresh. Profiles come first. A profile measures
-    the compute time of one device.
-    """
-    workspace, costs = case.workspace, case.experience.costs
-    if case.workload.name not in {one.name for one in workspace.measurable}:
-        return _no_runs(
-            "the speed of this workload is unknown; import its flops_per_sample or measurements"
-            " with `srift import FILE`"
-        )
-    frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
-    settings = workspace.settings.campaign
-    campaign = CampaignLimits(
-        max_usd=math.inf,
-        max_seconds=workspace.max_minutes * 60,
-        max_hosts=settings.max_hosts,
-        fits=workspace.provider.launches,
-        market=sold[0].market,
-        costs=costs,
-    )
-    past = Past(runs=frames["runs"], profiles=frames["profiles"], probes=frames["probes"])
-    items = [
-        (Cluster(members=tuple(launch.cluster.members[node] for node in run.nodes)), run)
-        for launch in shopping_list(campaign, [case.workload], sold, past)
-        for run in launch.items
-        if run.kind != "probe"
-    ]
-    items.sort(key=lambda pair: pair[1].kind != "profile")
-    runs = [
-        _billed(run, cluster, run.est_s, costs) | {"regret_after": None}
-        for cluster, run in items[:count]
-    ]
-    if not runs:
-        return _no_runs("a run on any machine on offer would show nothing new")
-    return {"settled": False, "regret": None, "runs": runs, "reason": ""}

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
-from models.domain.setup_table import rows_of
+from models.domain.setup_table import Row, rows_of
 from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
 from warehouse.reads import reported
@@ -15,8 +14,6 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion
 from ..workspace.locking import alone
 from ..workspace.workspace import Workspace, refresh_command, spends_money
-
-Row = dict[str, Any]
 
 
 def store_publication(

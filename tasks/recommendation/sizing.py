@@ -5,10 +5,8 @@ the speed-up divided by the number of machines or devices.
 """
 
 import math
-from datetime import UTC, datetime
 from typing import Any
 
-from models.domain.suggestions import nearest_names
 from models.planner.sizing import FORMULAS, size_workload
 from models.step_time.dataset import TrainingData
 from warehouse.database import WarehouseMissing
@@ -17,7 +15,6 @@ from warehouse.reads import training_frames, workload_providers
 from ..data_files.imports import load_public_if_needed
 from ..data_files.public import ORIGIN, only_public
 from ..workspace.blas_threads import one_thread
-from ..workspace.settings import SettingsError
 from ..workspace.workspace import open_workspace, refresh_command
 from .known_workloads import unknown
 
@@ -39,14 +36,13 @@ def size(
         the workload is not in srift.toml, None means all measured batches.
 
     Raises:
-        SettingsError: if the workload is unknown, or was not measured on the instance type.
-        WarehouseMissing: if the workload has no runs on the provider.
+        SettingsError: if the workload is unknown.
+        WarehouseMissing: if the workload has no runs on the provider or the instance type.
     """
-    workspace = load_public_if_needed(open_workspace(provider), name, datetime.now(UTC))
-    batches = 0.0, math.inf
+    workspace = load_public_if_needed(open_workspace(provider), name)
+    batches: tuple[float, float] = 0.0, math.inf
     if name in workspace.settings.workloads:
-        known = workspace.settings.workload(name)
-        batches = known.global_batch_least, known.global_batch_most
+        batches = workspace.settings.workloads[name].batches
     elif (name, provider) not in workload_providers(workspace.warehouse):
         raise unknown(workspace, name)
     if batch is not None:
@@ -54,34 +50,22 @@ def size(
     with one_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
         found = size_workload(data, name, batches=batches)
-    types = {row["instance_type"] for rows in found.values() for row in rows}
-    if not types:
-        raise WarehouseMissing(
-            f"No run of {name!r} was measured on {provider}."
-            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
-        )
-    if instance_type not in (None, *types):
-        near = nearest_names(str(instance_type), types)
-        raise SettingsError(f"{name!r} was not measured on {instance_type!r}; {near}")
     found = {
         key: [row for row in rows if instance_type in (None, row["instance_type"])]
         for key, rows in found.items()
     }
-    notes = _notes(found.pop("unknown"), found["scaling"])
+    if not any(found.values()):
+        raise WarehouseMissing(
+            f"No run of {name!r} was measured on {instance_type or provider}."
+            f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
+        )
+    scaled = {row["instance_type"] for row in found["scaling"]}
+    notes = [
+        f"{row['instance_type']}: no global batch was measured both on one machine and on several;"
+        f" measured batches: {', '.join(f'{batch:g}' for batch in row['batches'])}"
+        for row in found.pop("unknown")
+        if row["instance_type"] not in scaled
+    ]
     if only_public(workspace.warehouse, provider, name):
         notes.insert(0, f"all runs of this workload are {ORIGIN}")
     return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}
-
-
-def _notes(unknown: list[dict[str, Any]], scaling: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each instance type whose scaling to several machines is unknown.
-
-    unknown, scaling: the values of these keys in the result of `size_workload`.
-    """
-    scaled = {row["instance_type"] for row in scaling}
-    batches = {row["instance_type"]: row["batches"] for row in unknown}
-    return [
-        f"{name}: no global batch was measured both on one machine and on several;"
-        f" measured batches: {', '.join(f'{batch:g}' for batch in batches[name])}"
-        for name in sorted(batches.keys() - scaled)
-    ]

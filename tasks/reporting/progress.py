@@ -107,33 +107,21 @@ def _run_loggers() -> dict[str, Any]:
         return {}
 
 
-def publish_summary(report: Path, *lines: str) -> None:
+def publish_summary(key: str, report: Path, lines: Sequence[str]) -> None:
     """Attach `lines`, and a link to the page `report`, to the Prefect flow run."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(
-        key="refresh",
-        markdown="\n\n".join((f"[report.html]({report.as_uri()})", *lines)),
-        description="what the refresh did",
-    )
+    link = f"[report.html]({report.as_uri()})"
+    create_markdown_artifact(key=key, markdown="\n\n".join([link, *lines]))
 
 
 def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
     """Attach the table, its changes and a link to the report page to the Prefect flow run."""
-    from prefect.artifacts import (
-        create_link_artifact,
-        create_markdown_artifact,
-        create_table_artifact,
-    )
-
-    create_link_artifact(
-        key="report", link=report.as_uri(), link_text="report.html", description="charts, reasons"
-    )
+    from prefect.artifacts import create_table_artifact
 
     table = [{name: _plain(value) for name, value in row.items()} for row in rows]
-    create_table_artifact(key="recommendations", table=table, description="the published table")
-    lines = [f"- {_change(row)}" for row in changes] or ["Nothing changed."]
-    create_markdown_artifact(key="what-changed", markdown="\n".join(["## What changed", *lines]))
+    create_table_artifact(key="recommendations", table=table)
+    publish_summary("what-changed", report, list(map(_change, changes)) or ["Nothing changed."])
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:

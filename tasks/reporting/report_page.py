@@ -6,7 +6,6 @@ Jinja escapes all text of the page, and matplotlib escapes all text of the SVG c
 from __future__ import annotations
 
 import io
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +18,7 @@ from markupsafe import Markup
 
 from models.domain.setup_table import rows_of
 
-from .progress import goal_text
+from .progress import Row
 from .tables import (
     COLUMN_LEGEND,
     TextTable,
@@ -32,8 +31,8 @@ from .tables import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = Mapping[str, Any]
 OLD_AFTER_H = 48.0
+_GOAL = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 _LONG = 12  # a table with more rows is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
@@ -77,7 +76,7 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Group the recommendations by provider, workload and goal.
+    """Group the recommendations, which are in the order of _GOAL.
 
     A group is a list with a dictionary for each recommendation:
 
@@ -85,12 +84,12 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         line: the recommendation's line in `table`.
         reason: the recommendation's reason without warnings.
     """
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row, line in zip(recommended, table.lines, strict=True):
-        reason = without_cautions(row["reason"])
-        key = (row["provider"], row["workload"], goal_text(row))
-        groups[key].append({"row": row, "line": line, "reason": reason})
-    return list(groups.values())
+    shown: list[dict[str, Any]] = [
+        {"row": row, "line": line, "reason": without_cautions(row["reason"])}
+        for row, line in zip(recommended, table.lines, strict=True)
+    ]
+    groups = groupby(shown, key=lambda one: [one["row"][name] for name in _GOAL])
+    return [list(group) for _, group in groups]
 
 
 Plot = Callable[["Axes", pd.DataFrame], None]

@@ -6,21 +6,22 @@ import math
 import re
 import string
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.domain.workload import Mode
 
-from .progress import goal_text
+from .progress import Row, goal_text
 
 # Most programs that import this module print nothing. So functions import rich.
 if TYPE_CHECKING:
     from models.campaign.shopping_list import PlannedLaunch
 
-Row = Mapping[str, Any]
 _ILLUSTRATIVE = "local"  # the provider whose prices are not real
 _WIDE = 10_000  # characters per line if the output is not a terminal, so that nothing is folded
 _CAUTION = re.compile(r"; caution: ([^;]+)")
@@ -51,9 +52,6 @@ class _Cell(string.Formatter):
     A list becomes its formatted values, joined by commas.
     """
 
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get(str(key))
-
     def format_field(self, value: Any, format_spec: str) -> str:
         plain = format_spec.removeprefix("?").removesuffix("!")
         if isinstance(value, list | tuple):
@@ -68,8 +66,7 @@ class _Cell(string.Formatter):
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if "e-" in text else text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
+class TextTable(NamedTuple):
     """A table as text.
 
     numbers: headings of the right-aligned columns.
@@ -87,8 +84,10 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
         the row's keys (see `_Cell`). A column whose format has a `:` is right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
+    known = [defaultdict(lambda: None, row) for row in rows]
     cells = {
-        heading: [_Cell().vformat(form, (), row) for row in rows] for heading, form in forms.items()
+        heading: [_Cell().vformat(form, (), row) for row in known]
+        for heading, form in forms.items()
     }
     headings = [heading for heading, column in cells.items() if any(column)]
     return TextTable(
@@ -177,7 +176,7 @@ _PILOTS = """
     batch: {batch}
     seconds: {seconds:.0f}
     usd: {usd:.2g}
-    expected regret after: {regret_after:?}
+    expected regret after: {regret_after:}
 """
 
 
@@ -198,14 +197,13 @@ def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> N
             text += "; usd includes volumes, public IP addresses, requests and planned downloads"
         _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
-    key = itemgetter("provider", "workload")
-    for provider, workload in dict.fromkeys(map(key, rows)):
-        group = [row for row in rows if key(row) == (provider, workload)]
-        _print_workload(group)
-        sources = {row["interruption_source"] for row in group} - {None, ""}
+    for (provider, _), group in groupby(rows, key=itemgetter("provider", "workload")):
+        shown = list(group)
+        _print_workload(shown)
+        sources = {row["interruption_source"] for row in shown} - {None, ""}
         if sources and provider != _ILLUSTRATIVE:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
-    if any(row["cluster"] or row.get("frontier") for row in rows):
+    if rows:
         _print(f"\n{COLUMN_LEGEND}", style="italic")
 
 
@@ -234,30 +232,16 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the suggested runs, or the reason why no run is suggested.
+    """Print the suggested runs, and the reason why they or no runs are suggested.
 
     pilots: the result of `tasks.recommendation.pilots.pilots_for`.
     """
-    runs, regret = pilots["runs"], pilots["regret"]
-    loss = (
-        "the workload was never measured in its present definition"
-        if regret is None
-        else f"choosing now is expected to be {share(regret)} worse than the best choice"
-    )
-    if pilots["reason"]:
-        _print(f"\n{pilots['reason']}")
-    elif pilots["settled"] is None:
-        _print(f"\nopen: {loss}; a few runs would not settle the choice")
-    elif pilots["settled"]:
-        _print(f"\nsettled: {loss}")
-    else:
-        usd = sum(run["usd"] for run in runs)
-        title = f"open: {loss}; these {len(runs)} runs are the most informative and cost ${usd:.2g}"
-        shown = [_described(run) for run in runs]
-        for run in shown:
-            if run["regret_after"] is not None:
-                run["regret_after"] = share(run["regret_after"])
-        _print_table(shown, _PILOTS, title)
+    _print(f"\n{pilots['reason']}")
+    if not pilots["settled"]:
+        runs = [
+            _described(run) | {"regret_after": share(run["regret_after"])} for run in pilots["runs"]
+        ]
+        _print_table(runs, _PILOTS)
 
 
 def share(regret: float) -> str:
@@ -282,8 +266,7 @@ def _recommended(row: Row) -> dict[str, Any]:
         blank: dict[str, Any] = dict.fromkeys([*row, "batch", "mode", "step", "basis"], "")
         return blank | texts | {"rank": row["rank"], "cluster": row.get("device") or ""}
     middle, low, high = (row[name] for name in ("step_s", "step_low_s", "step_high_s"))
-    places = min(max(3, 1 - math.floor(math.log10(low))), 9) if low > 0 else 3
-    step = f"{middle:.{places}f} ({low:.{places}f}-{high:.{places}f})"
+    step = f"{middle:#.3g} ({low:#.3g}-{high:#.3g})"
     risk = row["interruption_risk"] or None
     texts |= {"step": step, "interruption_risk": risk}
     return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
@@ -337,16 +320,15 @@ def print_launches(rows: Sequence[Row]) -> None:
 
 def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
     """Return a row for each launch: its cluster, its runs, and estimated seconds and dollars."""
-    names = ("kind", "workload", "nodes", "batches", "reason")
     return [
         {
             "cluster": launch.cluster.name,
-            "market": launch.cluster.members[0].market,
+            "market": launch.cluster.market,
             "runs": len(launch.items),
             "est_s": launch.est_s,
             "est_usd": launch.est_usd,
             "reason": launch.reason,
-            "items": [{name: getattr(item, name) for name in names} for item in launch.items],
+            "items": [asdict(item) for item in launch.items],
         }
         for launch in launches
     ]
@@ -575,15 +557,20 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_backtest(found: Row) -> None:
-    """Print the result of `srift backtest`, with errors rounded to four decimals."""
-    import pandas as pd
-
-    title = (
+    """Print the result of `srift backtest`."""
+    columns = """
+        by: {by}
+        group: {group}
+        rows: {rows:}
+        mean error: {mean_error:.1%}
+        median error: {median_error:.1%}
+        p90 error: {p90_error:.1%}
+        in 90 % interval: {coverage_90:.1%}
+        median width: {median_width:.1%}
+    """
+    _print(
         f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
-        " |predicted - measured| / measured,\ncoverage is the share of rows inside the 50, 80"
-        " and 90 % intervals"
+        " |predicted - measured| / measured"
     )
-    frame = pd.DataFrame(found["summary"])
-    text = frame.round(4).to_string(index=False) if len(frame) else ""
-    _print(f"{title}\n{text}".rstrip())
+    _print_table(found["summary"], columns)
     _print_notes(found["sentences"])

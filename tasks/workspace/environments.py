@@ -30,7 +30,7 @@ def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
     pip runs without access to this user's files. Raises NotInstalled if the installation fails.
     """
     environment = environment_at(settings.home, spec)
-    if installed(environment) is None:
+    if not installed(environment):
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
     # pip gets a copy of the code, because builds write into the code's folder.
     with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:

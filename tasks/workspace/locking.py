@@ -13,10 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from warehouse import append
-
 from ..reporting.progress import reporter
-from .workspace import Workspace
 
 _PATIENCE_S = 6 * 3600.0  # maximum wait of a scheduled run; no refresh takes so long
 _POLL_S = 2.0
@@ -113,10 +110,3 @@ def alone(home: Path, name: str) -> Iterator[None]:
     with (home / f".{name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def store_timings(workspace: Workspace, refresh_id: str, seconds: Mapping[str, float]) -> None:
-    """Store {phase of a refresh: seconds} in the warehouse."""
-    rows = [{"phase": phase, "seconds": spent} for phase, spent in seconds.items()]
-    with workspace.warehouse.transact() as connection:
-        append.append(connection, "raw_timings", rows, refresh_id=refresh_id)

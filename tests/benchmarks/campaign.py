@@ -105,10 +105,9 @@ def known_losses(question: OpenChoice, step_s: FloatArray) -> tuple[FloatArray, 
     """(candidates,) losses at these step times, infinite for unknown ones, and who misses."""
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
-    shaped = np.where(known, log_step, 0.0)[:, None, None]
-    aim, meeting = aim_and_meeting(question, shaped, np.zeros((1, 1, 1)))
-    loss = np.where(known, weighed(question.goal, aim, meeting)[:, 0, 0], np.inf)
-    return loss, misses(question.goal, meeting.chance)[:, 0, 0]
+    aim, meeting = aim_and_meeting(question, np.where(known, log_step, 0.0), np.zeros(1))
+    loss = np.where(known, weighed(question.goal, aim, meeting), np.inf)
+    return loss, misses(question.goal, meeting.chance)
 
 
 def regret(question: OpenChoice, step_s: FloatArray, chosen: int | None) -> float:
@@ -248,11 +247,11 @@ class Ours(Sweep):
                 fresh=fresh,
                 predict=pd.DataFrame,  # not used, since all runs are given
             ),
-            buyable={
-                name: measurement_of(ground.setups[at], float(expected[at]))
-                for name, at in places.items()
+            buyable=[
+                measurement_of(ground.setups[at], float(expected[at]))
+                for at in places.values()
                 if at not in self.seen
-            },
+            ],
         )
         return tuple(
             places[setup_key(_setup_of(launch.cluster, item))]
@@ -265,7 +264,7 @@ def _setup_of(cluster: Cluster, item: PlannedRun) -> Setup:
     return Setup(
         workload=item.workload,
         cluster=Cluster(members=tuple(cluster.members[node] for node in item.nodes)),
-        layout=item.layout,
+        layout=item.devices,
         batch_per_device=item.batches,
         accumulation_steps=item.accumulation_steps,
     )

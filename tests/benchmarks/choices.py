@@ -21,7 +21,7 @@ from models.domain.setup_table import Row
 from models.domain.workload import Goal, Setup
 from models.job.cost import job_costs
 from models.job.duration import expected_hours
-from models.job.job_conditions import Stated, pools_of
+from models.job.job_conditions import STATED, pools_of
 from models.planner.choice_rule import known_meeting, losses
 from models.planner.ranking import recommend
 from models.step_time.dataset import TrainingData
@@ -61,7 +61,7 @@ class Contest:
     def costs(self, step_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(setups,) hours and dollars of the whole job at these step times."""
         clusters = [setup.cluster for setup in self.setups]
-        hours = expected_hours(STEPS * step_s / 3600, Stated().gangs(*pools_of(clusters), 0.0))
+        hours = expected_hours(STEPS * step_s / 3600, STATED.gangs(*pools_of(clusters), 0.0))
         return hours, hours * [cluster.total_usd_per_hour or np.nan for cluster in clusters]
 
     def goals(self, step_s: FloatArray) -> list[Goal]:

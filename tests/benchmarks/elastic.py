@@ -27,7 +27,7 @@ from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, parse_cluster
 from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import best_interval
-from models.job.job_conditions import Learned, pools_of
+from models.job.job_conditions import pools_of
 from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
 from tasks.execution.collect import collect_launch
@@ -220,7 +220,6 @@ def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") ->
 def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]]) -> ElasticJob:
     """The job as the warehouse knows it, with the best checkpoint interval."""
     known, count = experience_of(here).conditions, asked.hosts
-    assert isinstance(known, Learned)
     step_s = {
         machines: median(steps[asked.workload, machines, *split(count, machines)])
         for machines in range(1, count + 1)

@@ -110,7 +110,7 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
     for number, launch in enumerate(launches):
         served = serve_launch(here, launch, f"{trial}-{number:02d}", tally)
         collected = collect_launch(here, served, datetime.now(UTC))
-        tally.add(served, collected, load_s=0.0)
+        tally.add(served, collected)
         done = f"{len(served.recorded)} of {len(launch.items)} runs"
         reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
     runs = mart(here.warehouse, "runs", provider="local")

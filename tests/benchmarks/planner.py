@@ -84,7 +84,7 @@ def timed(
     max_hosts: int,
     repeats: int,
 ) -> dict[str, Any]:
-    """One row: candidates, how many each stage looked at, and median seconds."""
+    """One row: candidates, how many were ranked, and median seconds."""
     workload = with_goals(model, offers, workload, max_hosts)
     seconds = []
     for _ in range(repeats):
@@ -96,7 +96,6 @@ def timed(
         "modes": len(workload.modes),
         "types": len({one.instance_type.name for one in offers}),
         "candidates": found.candidates,
-        "looked_at": found.looked_at,
         "ranked": len(found.ranked),
         "frontier": len(found.frontier),
         "seconds": median(seconds),

@@ -60,9 +60,8 @@ def errors(data: TrainingData) -> pd.DataFrame:
     for name in sorted(set(data.runs["workload"].astype(str))):
         for scale in scales_of(data, name, devices):
             for size in ASKED:
-                single = {
-                    size * micro: micro for micro, count in scale.steps.get(size, {}) if count == 1
-                }
+                shapes = [micro for own, micro, count in scale.steps if (own, count) == (size, 1)]
+                single = {size * micro: micro for micro in shapes}
                 pairs = [*((batch, None) for batch in scale.batches), *single.items()]
                 for batch, micro in pairs:
                     sizes = scale.sizes(batch, micro)

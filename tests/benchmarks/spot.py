@@ -19,7 +19,7 @@ from models.job.capacity import fit_startup
 from models.job.checkpoints import fit_checkpoints, write_seconds
 from models.job.duration import best_interval, drawn_hours, expected_hours, pieces
 from models.job.interruption_rates import HazardModel, fit_hazard
-from models.job.job_conditions import Learned
+from models.job.job_conditions import JobConditions
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA
 from tests.benchmarks.scores import Group, figures, score
@@ -195,7 +195,7 @@ def hours_given(
 
 
 def replay(
-    simulated: Iterable[Job], prices: Mapping[Pool, Prices], known: Learned, *, margin: float
+    simulated: Iterable[Job], prices: Mapping[Pool, Prices], known: JobConditions, *, margin: float
 ) -> pd.DataFrame:
     """Stated and actual hours of each job: expected, p90, actual, interruptions."""
     rows = []
@@ -262,7 +262,7 @@ def replay_scores(
             checkpoints=checkpoints,
         )
         hazard = learn({pool: prices[pool] for pool in taught}, until, margin)
-        return replay(drawn, prices, Learned(startup=startup, hazard=hazard), margin=margin)
+        return replay(drawn, prices, JobConditions(startup=startup, hazard=hazard), margin=margin)
 
     pools = sorted(prices)
     parts = [played(pools, pools, end / 2, end / 2, 0).assign(split="later half")]

@@ -157,7 +157,7 @@ class Campaigns:
             self.served[lease_id] = (launch, served.outcome)
         collected = collect_launch(here, served, self.world.now)
         self.served[lease_id] = (launch, served.outcome)  # without machines, its row alone
-        tally.add(served, collected, load_s=0.0)
+        tally.add(served, collected)
 
     @contextmanager
     def _unreadable(self):

@@ -55,7 +55,7 @@ def answers():
     ]
     run = {"kind": "train", "cluster": "2xs.large", "batch_per_device": "8", "usd": 0.004}
     run |= {"accumulation_steps": 2, "precision": "bf16", "regret_after": 0.1}
-    pilots = {"settled": False, "regret": 0.2, "runs": [run], "reason": ""}
+    pilots = {"settled": False, "regret": 0.2, "runs": [run], "reason": "open: why"}
     front = {"frontier": [recommendation(p_meets_constraint=0.83)], "candidates": 9}
     billed = recommendation(usd_storage=0.1) | front | {"pilots": pilots, "provider": "ec2"}
     return [*({"provider": "local"} | row for row in rows), billed]

@@ -20,16 +20,17 @@ from tests.ec2_home import Home
 from tests.installed import write_project
 from warehouse.database import DiskFull, Warehouse
 
-flow = importlib.import_module("flows.refresh")
+flow, measuring = map(importlib.import_module, ("flows.refresh", "flows.measure"))
 refresh = flow.refresh.fn
-STEPS = ("reap", "market", "measure", "retrain", "publish", "store_timings", "publish_summary")
+STEPS = ("reap", "market", "measure", "retrain", "publish", "publish_summary")
 
 
 def replace_steps(monkeypatch, act):
     """Each step of a refresh calls `act` with its name."""
     found = {"seconds": {}, "launches": 0, "usd": 0.0}
     for step in STEPS:
-        monkeypatch.setattr(flow, step, lambda *_, step=step, **__: act(step) or found)
+        module = measuring if step in ("reap", "market") else flow
+        monkeypatch.setattr(module, step, lambda *_, step=step, **__: act(step) or found)
 
 
 def test_nothing_starts_before_account_cap_and_bucket_are_checked(ec2_project, monkeypatch):
@@ -94,7 +95,7 @@ def test_a_campaign_by_itself_is_refused_if_the_reaper_or_the_months_record_is_b
     if swept:
         Ec2Leases(ec2_project / "state").note_swept(["us-east-1"], datetime.now(UTC))
     with pytest.raises(ProviderError, match="credentials" if swept else "srift reap"):
-        importlib.import_module("flows.measure").measure.fn("r-1", "ec2", 5.0)
+        measuring.measure.fn("r-1", "ec2", 5.0)
 
 
 def test_the_command_takes_the_months_dollars(ec2_project, monkeypatch):

@@ -139,7 +139,7 @@ MUTANTS = (
         "models/step_time/test_model.py"),
     _of("memory-headroom", "models/step_time/memory.py", r"_HEADROOM = 0\.075", "_HEADROOM = 0.0",
         "models/step_time/test_memory.py"),
-    _of("memory-limit", "models/planner/batch_split.py", r"most <= limits", "most > 0",
+    _of("memory-limit", "models/planner/batch_split.py", r"most <= limit\)", "most > 0)",
         "models/planner/test_batch_split.py"),
     _of("p-required", "models/planner/choice_rule.py", r"EVEN_ODDS if goal\.p_required is None else goal\.p_required",
         "EVEN_ODDS", "models/planner/test_ranking.py"),

@@ -24,7 +24,7 @@ with duckdb.connect(sys.argv[1]) as connection:
     print("held", flush=True)
     sys.stdin.readline()
 """
-TIMING = "insert into raw_timings values ('r', 'plan', 1.0)"
+ROW = "insert into raw_import_rows values ('i', 'd')"
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def test_creating_again_keeps_the_rows_and_another_schema_is_refused(tmp_path):
     warehouse = Warehouse(tmp_path / "home" / "warehouse.duckdb")
     warehouse.create()
     with warehouse.transact() as connection:
-        connection.execute(TIMING)
+        connection.execute(ROW)
     warehouse.create()
-    assert len(warehouse.select("timings")) == 1
+    assert len(warehouse.select("raw_import_rows")) == 1
     with warehouse.transact() as connection:
         connection.execute("update srift_schema set digest = 'another'")
     with pytest.raises(WarehouseError):
@@ -58,9 +58,9 @@ def test_creating_again_keeps_the_rows_and_another_schema_is_refused(tmp_path):
 
 def test_a_transaction_that_raises_changes_nothing(warehouse):
     with pytest.raises(KeyboardInterrupt), warehouse.transact() as connection:
-        connection.execute(TIMING)
+        connection.execute(ROW)
         raise KeyboardInterrupt
-    assert warehouse.select("timings").empty
+    assert warehouse.select("raw_import_rows").empty
 
 
 def test_a_missing_warehouse_reads_as_empty_and_a_file_of_another_kind_is_damaged(tmp_path):
@@ -80,7 +80,7 @@ def test_a_writer_waits_until_another_process_is_done(warehouse, holder, monkeyp
 
     monkeypatch.setattr("time.sleep", wait)
     with warehouse.transact() as connection:
-        connection.execute(TIMING)
+        connection.execute(ROW)
     assert len(waits) == 1
 
 
@@ -94,10 +94,10 @@ def test_the_wait_is_bounded_and_the_error_names_the_holder(warehouse, holder):
 
 def test_a_reader_thread_waits_for_a_writer_thread(warehouse):
     seen = []
-    reader = threading.Thread(target=lambda: seen.append(len(warehouse.select("timings"))))
+    reader = threading.Thread(target=lambda: seen.append(len(warehouse.select("raw_import_rows"))))
     with warehouse.transact() as connection:
         reader.start()
-        connection.execute(TIMING)
+        connection.execute(ROW)
     reader.join()
     assert seen == [1]
 

@@ -30,7 +30,7 @@ from warehouse.publication import PublicationRefused, publish
 pytestmark = pytest.mark.slow
 pytest.importorskip("duckdb_extension_ducklake")
 WRITERS, ROUNDS = 8, 2
-TIMING = {"refresh_id": "r", "phase": "plan", "seconds": 1.0}
+ROW = {"import_id": "i", "row_digest": "d"}
 CLAIM = {"provider": "ec2", "place": "here", "usd": 2.0, "noted_at": NOON, "may_cost_until": NOON}
 CLAIMS = [
     CLAIM | {"event": event, "refresh_id": name}
@@ -87,14 +87,14 @@ def test_the_same_rows_give_the_same_marts(shared, tmp_path):
 
 
 def test_several_reads_see_one_state_and_write_nothing(shared):
-    query = "select count(*) from raw_timings"
+    query = "select count(*) from raw_import_rows"
     with shared.read() as connection:
         before = connection.execute(query).fetchone()
         with shared.transact() as writing:
-            append(writing, "raw_timings", [TIMING])
+            append(writing, "raw_import_rows", [ROW])
         assert connection.execute(query).fetchone() == before == (0,)
     with pytest.raises(WarehouseError), shared.read() as connection:
-        connection.execute("insert into raw_timings values ('r', 'fit', 1.0)")
+        connection.execute("insert into raw_import_rows values ('i', 'd')")
 
 
 def test_the_wait_is_bounded_and_the_error_names_the_writer(shared):
@@ -110,10 +110,10 @@ def test_the_wait_is_bounded_and_the_error_names_the_writer(shared):
 def test_a_writer_that_lost_its_turn_commits_nothing(shared):
     ends = "select pg_terminate_backend(pid)::text from pg_locks where locktype = 'advisory'"
     with pytest.raises(WarehouseError), shared.transact() as writing:
-        append(writing, "raw_timings", [TIMING])
+        append(writing, "raw_import_rows", [ROW])
         with _session(shared.lake).cursor("select 1") as other:
             _ask(other, ends)
-    assert shared.select("raw_timings").empty
+    assert shared.select("raw_import_rows").empty
 
 
 def test_an_empty_lake_and_another_schema_are_errors(lake, tmp_path):

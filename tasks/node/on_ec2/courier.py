@@ -19,8 +19,8 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,13 +36,10 @@ from .s3 import FAULTS, MachineStore, s3_client
 from .sync import Inbox, Outbox
 
 POLL_S = 0.5
-_INBOX_EVERY_S = 2.0
-_NOTICE_EVERY_S = 2.0  # AWS recommends 5 s; a notice comes two minutes before the end
-_FLUSH_S = 20.0  # seconds for uploads after a notice, or while the machine shuts down
-_REST_S = 60.0  # seconds for uploads after the agent has ended; only records may take longer
+# Seconds between downloads, and between looks for a notice, which comes two minutes before the end.
+_EVERY_S = 2.0
+_FLUSH_S = 20.0  # seconds for uploads while the machine shuts down
 _GRACE_S = 60.0  # seconds for uploads between the end of the agent and the machine's deadline
-_PATIENCE_S = 10.0  # seconds for the agent to end its processes after SIGTERM
-_DATA_REPORTED_EVERY_S = 5.0
 _LOG = "agent.txt"  # the agent's output; the file belongs to root
 
 
@@ -57,7 +54,7 @@ class Delivery:
     ends: the machine's deadline, as a value of time.monotonic().
     data: downloads the workloads' data. `data.mailbox` is the local folder for the machine's files.
     sent: {name of a status file: its last uploaded content}.
-    next_at: {name of a regular task: value of time.monotonic() at which the task is due again}.
+    next_at: value of time.monotonic() at which downloads and the look for a notice are due.
     leaving: True if the machine is shutting down.
     grace_s: the number of seconds between the agent's deadline and the machine's deadline.
     """
@@ -69,18 +66,16 @@ class Delivery:
     ends: float
     data: Fetcher
     sent: dict[str, Any] = field(default_factory=dict)
-    next_at: dict[str, float] = field(default_factory=dict)
+    next_at: float = 0.0
     last_message: str = ""
     leaving: bool = False
 
     def __post_init__(self) -> None:
         self.inbox = Inbox(self.data.mailbox, self.store.get)
-        # this folder stays empty; `serve` replaces it when the rank is known
-        self.outbox = Outbox(self.data.mailbox / "node", owner=self.owner, put=self.store.put)
         self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
-        """Set `leaving`. This method handles SIGTERM and SIGINT."""
+        """Set `leaving`. This method handles SIGTERM."""
         self.leaving = True
 
     def serve(self) -> str:
@@ -90,108 +85,75 @@ class Delivery:
         cannot be started.
         """
         rank = None
-        while rank is None and not self._over(before_s=self.grace_s):
-            try:
+        while rank is None and not self._over():
+            with self._faults_printed():  # until the controller has assigned the rank
                 rank = self.inbox.rank()
-            except FAULTS as error:  # the controller has assigned no rank yet
-                self._complain(str(error))
-                self._watch()
+            if rank is None:
                 time.sleep(1.0)
         if rank is None:
             return "" if self.leaving else "the controller assigned no rank before the deadline"
         folder = self.data.mailbox / f"node-{rank}"
         folder.mkdir(exist_ok=True)
         os.chown(folder, self.owner, -1)
-        self.outbox.folder = folder
+        outbox = Outbox(folder, owner=self.owner, put=self.store.put)
         agent = self.start(rank, time.time() + self.ends - self.grace_s - time.monotonic())
-        while agent.poll() is None and not self._over(before_s=self.grace_s / 2):
-            self._round()
+        while agent.poll() is None and not self._over():
+            self._round(outbox)
             time.sleep(POLL_S)
         code = agent.poll()
-        agent.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(_PATIENCE_S)
         end_descendants()
-        rest_s = _FLUSH_S if self.leaving else _REST_S
-        self._flush(self.outbox.waiting, min(self.ends, time.monotonic() + rest_s))
-        if not self.leaving:
-            self._flush(self.outbox.records_wait, self.ends)
+        until = min(self.ends, time.monotonic() + _FLUSH_S) if self.leaving else self.ends
+        while True:
+            with self._faults_printed():
+                outbox.carry(due_only=False)
+            if not outbox.records_wait() or time.monotonic() + _EVERY_S >= until:
+                break
+            time.sleep(_EVERY_S)
         if code in (None, 0, EXIT_DEADLINE):
             return ""
         output = (self.data.mailbox / _LOG).read_text(errors="replace").strip()[-1000:]
         return f"the agent ended with exit code {code}: {output}"
 
-    def _publish(self, name: str, body: dict[str, Any]) -> None:
-        """Upload `body` as the JSON file `name`, unless the last upload of `name` had this content.
-
-        Errors are printed, not raised.
-        """
-        if self.sent.get(name) == body:
-            return
-        try:
+    def _publish(self, name: str, body: dict[str, Any] | None) -> None:
+        """Upload `body` as the JSON file `name`, unless it is empty or was uploaded already."""
+        if body and self.sent.get(name) != body:
             self.store.put(name, json.dumps(body).encode())
             self.sent[name] = body
-        except FAULTS as error:
-            self._complain(f"{name} was not uploaded: {error}")
 
-    def _is_due(self, task: str, every_s: float) -> bool:
-        """Return True if `task` is due: at the first call, and then every `every_s` seconds."""
-        now = time.monotonic()
-        if now < self.next_at.get(task, now):
-            return False
-        self.next_at[task] = now + every_s
-        return True
-
-    def _round(self) -> None:
-        """Upload files, download files, start requested data downloads, and check for notices."""
-        try:
-            self.outbox.carry()  # first, because a record matters more than a new plan
-            if self._is_due("inbox", _INBOX_EVERY_S):
-                self.inbox.fetch()
-        except FAULTS as error:
-            self._complain(str(error))
-        with suppress(OSError):  # the controller has requested no data yet
-            self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
-        if self.data.states and self._is_due("data", _DATA_REPORTED_EVERY_S):
-            self._publish(DATA_FILE, dict(self.data.states))
-        self._watch()
-
-    def _watch(self) -> None:
-        """If EC2 gives a new interruption notice, upload the notice and then all changed files."""
-        if not self._is_due("notice", _NOTICE_EVERY_S):
-            return
-        with suppress(OSError):
-            notice = self.notice()
-            if notice and notice != self.sent.get("notice.json"):
-                self._publish("notice.json", notice)
-                # EC2 may stop the machine within two minutes
-                self._flush(self.outbox.waiting, time.monotonic() + _FLUSH_S)
-
-    def _flush(self, waiting: Callable[[], object], until: float) -> None:
-        """Upload files until `waiting()` is empty or False, or time.monotonic() reaches `until`.
+    def _round(self, outbox: Outbox) -> None:
+        """Upload files. Every _EVERY_S seconds, also download files and data, and check for notices.
 
         Errors are printed, not raised.
         """
-        pause_s = POLL_S
-        while True:
-            try:
-                self.outbox.carry(until=until, due_only=False)
-            except FAULTS as error:
-                self._complain(str(error))
-            if not waiting() or time.monotonic() + pause_s >= until:
-                return
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 10.0)
+        with self._faults_printed():  # first, because a record matters more than a new plan
+            outbox.carry()
+        if time.monotonic() < self.next_at:
+            return
+        self.next_at = time.monotonic() + _EVERY_S
+        with self._faults_printed():
+            self.inbox.fetch()
+        with suppress(OSError):  # the controller has requested no data yet
+            self.data.request(json.loads((self.data.mailbox / DATA_FILE).read_text())["data"])
+        with self._faults_printed():
+            self._publish(DATA_FILE, dict(self.data.states))
+            self._publish("notice.json", self.notice())
 
-    def _over(self, *, before_s: float) -> bool:
-        """Return True if the machine shuts down, or has at most `before_s` seconds left."""
-        return self.leaving or time.monotonic() >= self.ends - before_s
+    def _over(self) -> bool:
+        """Return True if the machine shuts down, or if only the time for uploads is left."""
+        return self.leaving or time.monotonic() >= self.ends - self.grace_s
 
-    def _complain(self, message: str) -> None:
-        """Print `message` on the machine's console, unless it equals the previous message."""
-        if message != self.last_message:
-            self.last_message = message
-            print(f"srift: {message}", flush=True)
+    @contextmanager
+    def _faults_printed(self) -> Iterator[None]:
+        """Return a context manager that prints errors of S3, network and disk on the console.
+
+        An error is not printed again if it equals the previous error.
+        """
+        try:
+            yield
+        except FAULTS as error:
+            if str(error) != self.last_message:
+                self.last_message = str(error)
+                print(f"srift: {error}", flush=True)
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -203,7 +165,7 @@ def serve(given: argparse.Namespace) -> None:
     ends = time.monotonic() + given.deadline_s
     metadata = Metadata()
     client = partial(s3_client, given.region, given.endpoint)
-    machine = f"{given.role_id}:{metadata.require('instance-id')}"
+    machine = f"{given.role_id}:{metadata.get('instance-id')}"
     root = f"{given.prefix}/leases/{given.lease}/{machine}"
     # short timeouts, so that an unresponsive store does not delay a notice
     store = MachineStore(client(attempts=2, timeout_s=5.0), given.bucket, root)
@@ -231,7 +193,7 @@ def deliver(
         KeyError: the user does not exist.
         OSError: the user is root, the metadata service fails, or the agent cannot be started.
     """
-    user, address = account(given.user), metadata.require("local-ipv4")
+    user, address = account(given.user), metadata.get("local-ipv4")
     reason = fence(user, metadata.base, given.python)
     if reason:
         return reason
@@ -263,8 +225,7 @@ def deliver(
         ends=ends,
         data=data,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, delivery.leave)
+    signal.signal(signal.SIGTERM, delivery.leave)
     return delivery.serve()
 
 
@@ -287,8 +248,6 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         serve(given)
-    except Exception:
-        traceback.print_exc()
     finally:
         # The command is found on PATH, because a host that emulates EC2 has its own `shutdown`. If
         # `shutdown` fails, the bootstrap script or a timer set at boot powers the machine off.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from s3transfer.manager import TransferConfig, TransferManager
+from s3transfer.manager import TransferManager
 
-from ..data import FAILED, FETCHING, KEPT_FREE_BYTES, READY, S3, failure_of, files_of, folder_of
+from ..data import FAILED, FAILURE, FETCHING, KEPT_FREE_BYTES, READY, S3, files_of, folder_of
 from ..record import write_file
 
 
@@ -32,14 +32,13 @@ class Fetcher:
     states: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads the data. Skip data that an earlier call has requested.
+        """Start a thread that downloads the data, unless an earlier call has started it.
 
-        addresses: {digest of a workload's data: S3 address}.
+        addresses: {digest of a workload's data: S3 address}, the same in every call.
         """
-        new = {name: each for name, each in addresses.items() if name not in self.states}
-        if new:
-            self.states |= {digest: {"state": FETCHING} for digest in new}
-            threading.Thread(target=self.fetch_all, args=(new,), daemon=True).start()
+        if not self.states:
+            self.states |= {digest: {"state": FETCHING} for digest in addresses}
+            threading.Thread(target=self.fetch_all, args=(addresses,), daemon=True).start()
 
     def fetch_all(self, addresses: Mapping[str, str]) -> None:
         """Download the data of one address after another, and store the outcomes in `states`."""
@@ -53,7 +52,8 @@ class Fetcher:
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
-                    write_file(failure_of(self.mailbox, digest), reason.encode())
+                    path = folder_of(self.mailbox, digest).with_suffix(FAILURE)
+                    write_file(path, reason.encode())
                 self.states[digest] = {"state": FAILED, "reason": reason}
 
     def _fetch(self, digest: str, address: str) -> None:
@@ -78,9 +78,7 @@ class Fetcher:
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         try:
-            with TransferManager(
-                self.client, TransferConfig(max_request_concurrency=16)
-            ) as manager:
+            with TransferManager(self.client) as manager:
                 transfers = []
                 for name, key in keys.items():
                     (beside / name).parent.mkdir(parents=True, exist_ok=True)

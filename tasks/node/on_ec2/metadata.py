@@ -15,10 +15,6 @@ _TIMEOUT_S = 2.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without any proxy
 
 
-class MetadataError(OSError):
-    """The metadata service does not respond or lacks a required value."""
-
-
 class Metadata:
     """A client of this machine's metadata service."""
 
@@ -37,13 +33,13 @@ class Metadata:
         with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
-    def get(self, path: str, *, attempts: int = 5) -> str | None:
-        """Return the value at `meta-data/<path>`; None if the path does not exist.
+    def get(self, path: str) -> str:
+        """Return the value at `meta-data/<path>`; "" if the path does not exist.
 
-        Raises MetadataError if all `attempts` fail.
+        Raises OSError if four attempts fail.
         """
         problem: Exception | None = None
-        for attempt in range(attempts):
+        for attempt in range(4):
             if attempt:
                 time.sleep(0.2 * 2**attempt)
             token = ""
@@ -52,24 +48,15 @@ class Metadata:
                 return self.ask("GET", f"meta-data/{path}", "", token)
             except (OSError, http.client.HTTPException) as error:
                 if token and getattr(error, "code", None) == 404:
-                    return None  # with a token, a 404 means that the path does not exist
+                    return ""  # with a token, a 404 means that the path does not exist
                 problem = error
-        raise MetadataError(f"the metadata service at {self.base} did not return {path}: {problem}")
-
-    def require(self, path: str) -> str:
-        """Return the value at `meta-data/<path>`. Raises MetadataError if the value is missing."""
-        found = self.get(path)
-        if not found:
-            raise MetadataError(f"the metadata service at {self.base} has no {path}")
-        return found
+        raise OSError(f"the metadata service at {self.base} did not return {path}: {problem}")
 
     def notice(self) -> dict[str, str] | None:
         """Return EC2's interruption notice for this spot machine; None if there is none.
 
-        The key `at` has the time of the interruption in ISO 8601. Raises MetadataError if the
-        service does not respond.
+        The key `at` has the time of the interruption in ISO 8601. Raises OSError if the service
+        does not respond.
         """
-        action = self.get("spot/instance-action", attempts=2)
-        if action is None:
-            return None
-        return {"kind": "interruption", "at": json.loads(action)["time"]}
+        action = self.get("spot/instance-action")
+        return {"kind": "interruption", "at": json.loads(action)["time"]} if action else None

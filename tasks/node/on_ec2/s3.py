@@ -18,7 +18,7 @@ FAULTS = (OSError, BotoCoreError, ClientError)  # errors of the disk, the networ
 def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: float) -> Any:
     """Return a boto3 client for S3.
 
-    endpoint: the URL of a service that replaces AWS's S3; "" or None means AWS.
+    endpoint: the URL of a service that replaces AWS's S3; None means AWS.
     attempts: the number of attempts per request.
     timeout_s: the timeout in seconds of connecting, and of each read.
     """
@@ -29,7 +29,7 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
         request_checksum_calculation="when_required",
         max_pool_connections=32,
     )
-    return boto3.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
+    return boto3.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 
 @dataclass

@@ -74,10 +74,9 @@ _RECORDS = "records/"
 # allow 1 GiB in total. Of a longer log, only the last 512 KiB are uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between two uploads of a file that changes. The heartbeat must be uploaded much
+# Minimum seconds between two uploads of a file, or between two attempts. The heartbeat must be uploaded much
 # more often than every 30 s, because the controller then declares a node silent.
 CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
-_RETRY_S = 15.0  # after a failed upload
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
 # heartbeats therefore share a budget, whose price tasks/providers/ec2/prices.py adds to each
 # launch. If the budget is spent, files wait. Records are uploaded first.
@@ -88,38 +87,28 @@ Mark = tuple[int, int, int]  # inode, modification time in ns, bytes; changes wi
 
 
 @dataclass
-class UploadState:
-    """The upload state of one file.
-
-    mark: identifies the content at the last upload; None if the file was not uploaded yet.
-    due_at: time on the clock time.monotonic() before which the file is not uploaded again.
-    """
-
-    mark: Mark | None = None
-    due_at: float = -math.inf
-
-
-@dataclass
 class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
     owner: a user id. Files of other users are not uploaded.
     put: `put(name, content)` uploads a file, or raises an error in s3.FAULTS.
+    sent: {file name: mark of the content at the last upload}.
+    due_at: {file name: value of time.monotonic() before which the next upload is not tried}.
     budget: the number of uploads that may start now.
-    budget_at: the value of time.monotonic() at which `budget` was computed.
+    budget_at: the value of time.monotonic() at which `budget` was computed. The budget starts full.
     """
 
     folder: Path
     owner: int
     put: Callable[[str, bytes], None]
-    states: dict[str, UploadState] = field(default_factory=dict)
-    budget: float = UPLOADS_AT_ONCE
-    budget_at: float = field(default_factory=lambda: time.monotonic())
+    sent: dict[str, Mark] = field(default_factory=dict)
+    due_at: dict[str, float] = field(default_factory=dict)
+    budget: float = 0.0
+    budget_at: float = -math.inf
 
-    def carry(self, *, until: float = math.inf, due_only: bool = True) -> None:
+    def carry(self, *, due_only: bool = True) -> None:
         """Upload each new or changed file once.
 
-        until: the value of time.monotonic() at which to stop.
         due_only: True to skip files that were uploaded, or failed to upload, a few seconds ago.
 
         Raises the first error in s3.FAULTS after all files have been tried.
@@ -127,15 +116,13 @@ class Outbox:
         # Errors are raised at the end, so that a failed upload does not delay other files.
         first_error = None
         for name in self.waiting():
-            now, state = time.monotonic(), self.states[name]
-            if now >= until:
-                break
-            if (due_only and now < state.due_at) or not self._may_upload(name):
+            now = time.monotonic()
+            if (due_only and now < self.due_at[name]) or not self._may_upload(name):
                 continue
+            self.due_at[name] = now + (LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S)
             try:
                 self._upload(name)
             except FAULTS as error:
-                state.due_at = time.monotonic() + _RETRY_S
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
@@ -146,14 +133,14 @@ class Outbox:
         A record is uploaded only once, so a changed record is left out.
         """
         # records and other files have separate limits, so that other files cannot block records
-        count, found = Counter(map(_is_record, self.states)), []
+        count, found = Counter(map(_is_record, self.due_at)), []
         for name, mark in self._marks():
             is_record = _is_record(name)
-            if name not in self.states and count[is_record] < _MOST_FILES:
+            if name not in self.due_at and count[is_record] < _MOST_FILES:
                 count[is_record] += 1
-                self.states[name] = UploadState()
-            state = self.states.get(name)
-            if state and state.mark != mark and not (is_record and state.mark):
+                self.due_at[name] = -math.inf
+            is_new = name not in self.sent if is_record else self.sent.get(name) != mark
+            if is_new and name in self.due_at:
                 found.append(name)
         return sorted(found, key=lambda name: (not _is_record(name), _is_log(name), name))
 
@@ -181,14 +168,13 @@ class Outbox:
         read = self._read(name)
         if read is None:  # the file is gone, or is no longer a regular file of the owner
             return
-        content, mark = read
-        if len(content) > _LARGEST_BYTES:
+        content, status = read
+        if status.st_size > _LARGEST_BYTES and not _is_log(name):
             why = f"{name}: a machine uploads files of at most {_LARGEST_BYTES >> 10} KiB"
             self.put("refused.json", json.dumps({"reason": why}).encode())
         else:
             self.put(name, content)
-        pause_s = LOG_EVERY_S if _is_log(name) else CHANGED_EVERY_S
-        self.states[name] = UploadState(mark, time.monotonic() + pause_s)
+        self.sent[name] = _mark(status)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
         """Yield (name, mark) for each regular file of the user `owner` that has an allowed name."""
@@ -203,31 +189,29 @@ class Outbox:
     def _may_read(self, status: os.stat_result) -> bool:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self.owner
 
-    def _read(self, name: str) -> tuple[bytes, Mark] | None:
-        """Return (content, mark) of a file; None if it is not a regular file of the user `owner`.
+    def _read(self, name: str) -> tuple[bytes, os.stat_result] | None:
+        """Return (content, status) of a file; None if it is not a regular file of the user `owner`.
 
-        The content of a log is its last _LARGEST_BYTES bytes. The content of a file that is too
-        large is its first _LARGEST_BYTES + 1 bytes.
+        The content is the last _LARGEST_BYTES bytes.
         """
-        within, slash, file = name.rpartition("/")
-        with suppress(OSError), self._opened(within + slash) as descriptor:
+        within, _, file = name.rpartition("/")
+        with suppress(OSError), self._opened(within) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
                 if self._may_read(status):
-                    if is_log := _is_log(name):
-                        opened.seek(max(0, status.st_size - _LARGEST_BYTES))
-                    return opened.read(_LARGEST_BYTES + (not is_log)), _mark(status)
+                    opened.seek(max(0, status.st_size - _LARGEST_BYTES))
+                    return opened.read(_LARGEST_BYTES), status
         return None
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Yield the file descriptor of `self.folder`, or of its subfolder `within` ("records/").
+        """Yield the file descriptor of `self.folder`, or of its subfolder `within`.
 
         Raises OSError if the user has replaced the subfolder by a link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        descriptor = os.open(f"{self.folder}/{within}".rstrip("/"), flags)
+        descriptor = os.open(self.folder / within, flags)
         try:
             yield descriptor
         finally:

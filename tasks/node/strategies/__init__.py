@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 
 from ..record import Item
 from ..switches import OFFLOAD, blocks, on
-from .adasum import GRADIENTS, Changes, combine_gradients, leave_gradients
+from .adasum import GRADIENTS, Changes, combine_gradients
 from .compression import (
     DENSE_STEPS,
     FP16,
@@ -45,12 +45,11 @@ from .compression import (
     POWERSGD_RANK,
     SparseExchange,
     powersgd_hook,
-    sparse_hook,
 )
 from .grid import TENSOR
 from .refusals import DDP, FSDP, SHARDED, ZERO1, refuse, refuse_model, refuse_optimizer
 from .replicas import broadcast_model, retarget
-from .servers import SERVED, Servers, average_by_servers, first_devices
+from .servers import SERVED, Servers
 from .tables import TABLES, distribute
 from .tensor import divide
 
@@ -110,9 +109,9 @@ def _hook(
         state = PowerSGDState(group, POWERSGD_RANK, start_powerSGD_iter=DENSE_STEPS)
         return state, powersgd_hook
     if name == MSTOPK:
-        return SparseExchange(group, tuple(machines)), sparse_hook
+        return SparseExchange(group, tuple(machines)), SparseExchange.average
     if name in SERVED:
-        return Servers(group, first_devices(name, machines)), average_by_servers
+        return Servers(name, machines, group), Servers.average
     if name == GRADIENTS:
         return group, combine_gradients
     changes = Changes(group, [weight for weight in module.parameters() if weight.requires_grad])
@@ -121,7 +120,7 @@ def _hook(
     hooks: Any = optimizer._optimizer_step_post_hooks
     # run first, because a step hook of the user may average the weights over steps
     hooks.move_to_end(combine.id, last=False)
-    return changes, leave_gradients
+    return changes, Changes.leave_gradients
 
 
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
@@ -142,10 +141,6 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
         parameters_as_bucket_view=len(layouts) == 1,
         **{name: value for name, value in optimizer.defaults.items() if name in known},
     )
-    for held in shared.optim.param_groups:
-        for weight in held["params"]:  # Adagrad, for example, has states before the first step
-            if weight in optimizer.state:
-                shared.optim.state[weight] = optimizer.state[weight]
     optimizer.state = shared.optim.state
     optimizer.param_groups = shared.param_groups  # learning-rate schedulers write here
     shared._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks

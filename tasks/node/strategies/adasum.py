@@ -44,20 +44,11 @@ def combine_gradients(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """Replace a bucket's gradients by their Adasum over ranks (adasum's DDP hook).
-
-    Raises RuntimeError if the gradients are sparse.
-    """
-    values = bucket.buffer()
-    if values.is_sparse:
-        raise RuntimeError(
-            f"strategy {GRADIENTS} cannot use sparse gradients. Create embeddings with sparse=False"
-        )
+    """Replace a bucket's gradients by their Adasum over ranks (adasum's DDP hook)."""
     # DDP never divides a parameter among buckets, so each dot product covers a whole parameter.
     # This hook blocks until the messages are exchanged, so all ranks use the same order of buckets.
-    wide = _at_least_float32(values)
-    combine(wide, [gradient.numel() for gradient in bucket.gradients()], group)
-    return completed(values if wide is values else values.copy_(wide))
+    combine(bucket.buffer(), [gradient.numel() for gradient in bucket.gradients()], group)
+    return completed(bucket.buffer())
 
 
 @dataclass
@@ -96,16 +87,15 @@ class Changes:
         self.is_due, self.before = False, None
 
     def _flat(self) -> Tensor:
-        return _at_least_float32(torch.cat([weight.detach().flatten() for weight in self.weights]))
+        return torch.cat([weight.detach().flatten() for weight in self.weights])
 
-
-def leave_gradients(
-    changes: Changes,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> Future[Tensor]:
-    """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
-    changes.is_due |= bucket.is_last()
-    return completed(bucket.buffer())
+    def leave_gradients(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> Future[Tensor]:
+        """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
+        self.is_due |= bucket.is_last()
+        return completed(bucket.buffer())
 
 
 def combine(
@@ -131,12 +121,12 @@ def combine(
     ends = [min(max(end - (not is_first) * middle, 0), len(own)) for end in accumulate(sizes)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
     theirs = torch.empty_like(own)
-    exchange([(given, peer)], [(theirs, peer)], group)
+    exchange((given, peer), (theirs, peer), group)
     dots = _dots(own, theirs, sizes) if is_first else _dots(theirs, own, sizes)
     near = 1
     while near <= distance:
         others = torch.empty_like(dots)
-        exchange([(dots, rank ^ near)], [(others, rank ^ near)], group)
+        exchange((dots, rank ^ near), (others, rank ^ near), group)
         dots += others
         near *= 2
     product, squares = dots[:, :1], dots[:, 1:]
@@ -147,7 +137,7 @@ def combine(
     ):
         mine.mul_(factor).add_(yours * other)
     combine(own, sizes, group, 2 * distance)
-    exchange([(own, peer)], [(given, peer)], group)
+    exchange((own, peer), (given, peer), group)
 
 
 def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:
@@ -166,7 +156,3 @@ def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:
             a, b = block.double(), other.double()
             row += torch.stack([a @ b, a @ a, b @ b])
     return found
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()

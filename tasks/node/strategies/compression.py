@@ -56,7 +56,7 @@ def powersgd_hook(
 
 @dataclass
 class SparseExchange:
-    """The state of `sparse_hook` on a rank.
+    """The values that a rank has not sent yet, and the exchange of strategy ddp-mstopk.
 
     machines: the number of devices of each machine, which is the same on all machines.
     density: the fraction of the entries that is sent.
@@ -102,19 +102,17 @@ class SparseExchange:
         whole = torch.cat(swap([total] * devices, inside, self.group))
         return whole[: len(gradient)].to(gradient.dtype)
 
+    def average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> Future[Tensor]:
+        """Average a bucket's largest entries over ranks (the DDP hook of strategy ddp-mstopk).
 
-def sparse_hook(
-    state: SparseExchange,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> Future[Tensor]:
-    """Average a bucket's largest entries over ranks (the DDP hook of strategy ddp-mstopk).
-
-    In the first DENSE_STEPS steps, all entries are averaged.
-    """
-    gradient = bucket.buffer()
-    is_dense = state.steps < DENSE_STEPS
-    state.steps += bucket.is_last()
-    if is_dense:
-        return allreduce_hook(state.group, bucket)
-    gradient.div_(dist.get_world_size(state.group))
-    return completed(state.summed(bucket.index(), gradient))
+        In the first DENSE_STEPS steps, all entries are averaged.
+        """
+        is_dense = self.steps < DENSE_STEPS
+        self.steps += bucket.is_last()
+        if is_dense:
+            return allreduce_hook(self.group, bucket)
+        gradient = bucket.buffer().div_(dist.get_world_size(self.group))
+        return completed(self.summed(bucket.index(), gradient))

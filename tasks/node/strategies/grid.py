@@ -11,7 +11,6 @@ gradient of an all-to-all is the inverse all-to-all.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import isqrt
 
 import torch
@@ -111,13 +110,10 @@ class Grid:
 
         The result has shape (..., out / q).
         """
-        gather_weight = partial(self.gathered, weight, 1, self.column)
-        # Without a gradient of `x`, the backward pass does not need the gathered weight.
-        gathered = None if x.requires_grad else gather_weight()
 
         def product() -> Tensor:
             inputs = self.gathered(x, -1, self.row)
-            return functional.linear(inputs, gather_weight() if gathered is None else gathered)
+            return functional.linear(inputs, self.gathered(weight, 1, self.column))
 
         # to save memory, the backward pass gathers `x` and `weight` again
         found: Tensor = checkpoint(product, use_reentrant=False, preserve_rng_state=False)

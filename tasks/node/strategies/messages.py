@@ -1,6 +1,6 @@
 """Send tensors between pairs of ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,19 +12,16 @@ from torch.futures import Future
 Message = tuple[Tensor, int]  # the tensor, and the group rank of its receiver or sender
 
 
-def exchange(
-    sends: Iterable[Message], receives: Iterable[Message], group: dist.ProcessGroup
-) -> None:
-    """Send and receive messages at the same time, and wait until all are complete.
+def exchange(send: Message, receive: Message, group: dist.ProcessGroup) -> None:
+    """Send and receive a message at the same time, and wait until both are complete.
 
-    Empty messages, and messages of this rank to itself, are skipped. Raises RuntimeError if a peer
-    does not respond within the group's timeout.
+    Empty messages are skipped. Raises RuntimeError if a peer does not respond within the group's
+    timeout.
     """
     operations = [
         dist.P2POp(operation, tensor, group=group, group_peer=peer)
-        for operation, messages in ((dist.isend, sends), (dist.irecv, receives))
-        for tensor, peer in messages
-        if tensor.numel() and peer != dist.get_rank(group)
+        for operation, (tensor, peer) in ((dist.isend, send), (dist.irecv, receive))
+        if tensor.numel()
     ]
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
@@ -58,7 +55,7 @@ class _Swap(torch.autograd.Function):
         # one peer at a time, because simultaneous exchanges would overload this rank's link
         for distance in range(1, len(peers)):
             to, source = (own + distance) % len(peers), (own - distance) % len(peers)
-            exchange([(sends[to], peers[to])], [(received[source], peers[source])], group)
+            exchange((sends[to], peers[to]), (received[source], peers[source]), group)
         return tuple(received)
 
     @staticmethod

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 Cut = Callable[[Tensor], Tensor]
+Group = dist.ProcessGroup | None  # None for a run on one device
 
 
 class Replaced(nn.Parameter):
@@ -53,7 +54,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
         old.__class__ = Replaced
 
 
-def of_ranks(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+def of_ranks(value: Any, group: Group) -> list[Any]:
     """Gather `value` from all ranks of `group`, and return the values in rank order.
 
     Every rank of the group must call this function. Without a group, returns `[value]`.

@@ -17,7 +17,6 @@ another.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -34,27 +33,18 @@ def servers_of(name: str) -> int:
     return int(name.removeprefix("ps-"))
 
 
-def first_devices(name: str, machines: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks that are parameter servers under strategy `name`.
-
-    `machines` lists the number of devices of each machine.
-    """
-    return tuple([0, *accumulate(machines)][: servers_of(name)])
-
-
-@dataclass
 class Servers:
-    """The state of `average_by_servers` on a rank.
+    """The parameter servers of strategy `name`, as a rank sees them.
 
+    machines: the number of devices of each machine.
     ranks: the ranks that are servers.
     thread: exchanges buckets on a CPU, one after another.
     """
 
-    group: dist.ProcessGroup
-    ranks: tuple[int, ...]
-    thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, "parameter-servers")
-    )
+    def __init__(self, name: str, machines: Sequence[int], group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.ranks = [0, *accumulate(machines)][: servers_of(name)]
+        self.thread = ThreadPoolExecutor(1, "parameter-servers")
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
@@ -69,33 +59,32 @@ class Servers:
         own, received = shares[rank], torch.empty_like(shares[rank])
         for ahead in range(1, ranks):
             server, source = (rank + ahead) % ranks, (rank - ahead) % ranks
-            exchange([(shares[server], server)], [(received, source)], self.group)
+            exchange((shares[server], server), (received, source), self.group)
             own += received
         own /= ranks
         shapes = [share.shape for share in shares]
         return torch.cat(swap([own] * ranks, range(ranks), self.group, shapes))
 
+    def average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> Future[Tensor]:
+        """Average a bucket over ranks (the DDP hook of the parameter-server strategies).
 
-def average_by_servers(
-    servers: Servers,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> Future[Tensor]:
-    """Average a bucket over ranks (the DDP hook of the parameter-server strategies).
+        On a CPU, a thread exchanges the bucket while the backward pass continues.
+        """
+        future: Future[Tensor] = Future()
+        values = bucket.buffer()
 
-    On a CPU, a thread exchanges the bucket while the backward pass continues.
-    """
-    future: Future[Tensor] = Future()
-    values = bucket.buffer()
+        def answer() -> None:
+            try:
+                future.set_result(self.averaged(values))
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]
 
-    def answer() -> None:
-        try:
-            future.set_result(servers.averaged(values))
-        except Exception as error:
-            future.set_exception(error)  # type: ignore[arg-type]
-
-    # Another thread would use another CUDA stream, which does not wait for the bucket.
-    if values.is_cuda:
-        answer()
-    else:
-        servers.thread.submit(answer)
-    return future
+        # Another thread would use another CUDA stream, which does not wait for the bucket.
+        if values.is_cuda:
+            answer()
+        else:
+            self.thread.submit(answer)
+        return future

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .messages import swap
-from .replicas import of_ranks
+from .replicas import Cut, of_ranks, retarget
 
 TABLES = "tables"
 
@@ -48,22 +48,17 @@ def distribute(
     """
     least = min(batch_by_rank)
     held = {rank: 0 for rank, batch in enumerate(batch_by_rank) if batch == least}
-    freed = set()
+    freed: dict[Tensor, tuple[nn.Parameter, Cut]] = {}
     tables = tables_of(model).items()
     for path, table in sorted(tables, key=lambda each: -each[1].weight.numel()):
         owner = min(held, key=held.__getitem__)
         held[owner] += table.weight.numel()
         dist.broadcast(table.weight.data, group=group, group_src=0)
         lookup = Lookup(path, table, group, owner)
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, lookup)
+        model.set_submodule(path, lookup)
         if owner != lookup.rank:
-            freed.add(table.weight)
-    for groups in optimizer.param_groups:
-        groups["params"] = [weight for weight in groups["params"] if weight not in freed]
-    for weight in freed:
-        optimizer.state.pop(weight, None)
-        weight.data = weight.data.new_empty(0)
+            freed[table.weight] = nn.Parameter(lookup.nothing), lambda values: values.new_empty(0)
+    retarget(optimizer, freed)
     if any(weight.requires_grad for weight in model.parameters()):
         return DistributedDataParallel(model, process_group=group)
     return model

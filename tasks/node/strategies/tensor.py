@@ -26,7 +26,7 @@ A layer run is a sequence of layers that are divided together. There are three k
 Every rank holds all other layers whole, in DistributedDataParallel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -37,7 +37,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -46,11 +45,11 @@ from .grid import Grid, Peers
 from .replicas import Cut, broadcast_model, of_ranks, retarget
 
 # classes of layers that may be in a run of an nn.Sequential, and in an nn.TransformerEncoderLayer
-_RUN = {nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU,
+_RUN = {nn.LayerNorm, nn.Dropout, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU,
         nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh, nn.Sigmoid,
         nn.Softplus}  # fmt: skip
 _ENCODER = {*_RUN, nn.TransformerEncoderLayer, nn.MultiheadAttention,
-            NonDynamicallyQuantizableLinear}  # fmt: skip
+            nn.modules.linear.NonDynamicallyQuantizableLinear}  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Minimum number of linear layers in a run. One layer needs as much communication as two layers.
 _MIN_LINEAR = 2
@@ -79,15 +78,16 @@ class LayerRun(NamedTuple):
     inlets: int = 1
 
     @property
-    def opens(self) -> dict[nn.Module, bool]:
-        """Return {linear layer: True if tensor-1d divides its outputs, False if its inputs}.
+    def parts(self) -> list[nn.Module]:
+        """Return the layers of the run and all modules in them."""
+        return [part for layer in self.layers for part in layer.modules()]
 
-        Layers inside an nn.TransformerEncoderLayer are left out.
-        """
-        linear = (layer for layer in self.layers if type(layer) is nn.Linear or is_conv1d(layer))
+    @property
+    def opens(self) -> dict[nn.Module, bool]:
+        """Return {linear layer: True if tensor-1d divides its outputs, False if its inputs}."""
         return {
             layer: place < self.inlets or (place - self.inlets) % 2 == 1
-            for place, layer in enumerate(linear)
+            for place, layer in enumerate(filter(_is_linear, self.parts))
         }
 
 
@@ -95,10 +95,11 @@ def _unchanged(values: Tensor) -> Tensor:
     return values
 
 
-def is_conv1d(layer: nn.Module) -> bool:
-    """Return True for Hugging Face's Conv1D, a linear layer with a transposed weight."""
+def _is_linear(layer: nn.Module) -> bool:
+    """Return True for nn.Linear, and for Hugging Face's Conv1D, which has a transposed weight."""
     kind = type(layer)
-    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+    is_conv1d = (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+    return kind is nn.Linear or is_conv1d
 
 
 def divide(
@@ -201,7 +202,7 @@ class _Linear(nn.Module):
         bias: Tensor | None,
         *,
         opens: bool,
-        dim: int = 0,
+        dim: int,
         arrange: Cut = _unchanged,
     ) -> None:
         super().__init__()
@@ -317,47 +318,30 @@ class _Attention(nn.Module):
         return self.out_of_heads(found.transpose(1, 2).flatten(2).transpose(0, self.dim)), None
 
 
-class _Sequence(nn.Sequential):
-    """An nn.Sequential with divided layers, which cannot be indexed."""
-
-    def __getitem__(self, index: Any) -> Any:
-        # a rank holds only some of the features between divided layers
-        raise TypeError(
-            "this nn.Sequential is divided among ranks, so it cannot be indexed; use strategy ddp"
-        )
-
-
 def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers."""
     grid, opens = blocks.grid, run.opens
-    dim, is_divided = 0, not grid.is_flat  # is_divided: after `layer`, a rank has some features
+    dim, is_divided = 0, not grid.is_flat  # is_divided: after `part`, a rank has some features
     new: dict[nn.Module, nn.Module] = {}
-    for layer in run.layers:
-        if isinstance(layer, nn.TransformerEncoderLayer):
-            attention = new[layer.self_attn] = _Attention(blocks, layer.self_attn)
+    for part in run.parts:
+        if isinstance(part, nn.MultiheadAttention):
+            attention = new[part] = _Attention(blocks, part)
             dim = attention.dim
-            for linear in (layer.linear1, layer.linear2):
-                first = linear is layer.linear1
-                new[linear] = _Linear(blocks, linear.weight, linear.bias, opens=first, dim=dim)
-        elif layer in opens:
-            weights: Any = layer.weight, layer.bias
-            arrange = torch.t if is_conv1d(layer) else _unchanged
-            new[layer] = _Linear(blocks, *weights, opens=opens[layer], arrange=arrange)
-            is_divided = not grid.is_flat or opens[layer]
-        for part in layer.modules() if is_divided else ():
-            if isinstance(part, nn.LayerNorm):
-                new[part] = _Norm(blocks, part)
-    last = new.get(run.layers[-1], run.layers[-1])
-    for layer in () if grid.is_flat else (list(opens) or run.layers)[: run.inlets]:
-        new.get(layer, layer).register_forward_pre_hook(
+        elif part in opens:
+            weights: Any = part.weight, part.bias
+            arrange = _unchanged if isinstance(part, nn.Linear) else torch.t
+            new[part] = _Linear(blocks, *weights, opens=opens[part], dim=dim, arrange=arrange)
+            is_divided = not grid.is_flat or opens[part]
+        elif is_divided and isinstance(part, nn.LayerNorm):
+            new[part] = _Norm(blocks, part)
+    ends = [new.get(layer, layer) for layer in run.layers]
+    for layer in () if grid.is_flat else ends[: run.inlets]:
+        layer.register_forward_pre_hook(
             lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
         )
     if is_divided:
-        last.register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
+        ends[-1].register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
     for parent in list(model.modules()):
-        is_indexed = _is_sequence(parent) and not isinstance(parent, _Sequence)
-        if is_indexed and any(leaf in new for leaf in _leaves(parent)):
-            parent.__class__ = type("_Sequence", (_Sequence, type(parent)), {})
         for name, child in parent.named_children():
             if child in new:
                 parent._modules[name] = new[child].train(child.training)
@@ -375,7 +359,7 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
 
         A LayerNorm must normalise only the last dimension.
         """
-        if type(part) not in kinds or _is_changed(part):
+        if not (type(part) in kinds or _is_linear(part)) or _is_changed(part):
             return False
         is_last = not isinstance(part, nn.LayerNorm) or len(part.normalized_shape) == 1
         return is_last and all(uses[id(weight)] == 1 for weight in part.parameters())
@@ -398,15 +382,14 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
         if type(module).__module__.startswith("transformers."):
             names = _FEED_FORWARD.get(type(module).__name__, ())
             layers = list(map(module.get_submodule, names))
-            kinds: set[type] = {nn.Linear, *map(type, filter(is_conv1d, layers))}
-            if layers and all(is_divisible(layer, kinds) for layer in layers):
+            if layers and all(is_divisible(layer, _RUN) for layer in layers):
                 runs.append(LayerRun(layers, len(layers) - 1))
         in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
             _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
         ):
             run = list(parts)
-            places = [place for place, part in enumerate(run) if isinstance(part, nn.Linear)]
+            places = [place for place, part in enumerate(run) if _is_linear(part)]
             if not in_run:
                 for part in run:
                     visit(part)
@@ -434,11 +417,11 @@ def _is_changed(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
-def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict[str, float]:
+@torch.no_grad()
+def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
     """Count the elements that determine the communication of tensor parallelism for `model`.
 
-    `forward` calls the model with `batch` samples. The result is empty if no layer can be divided.
-    Its keys are:
+    `inputs` has `batch` samples. The result is empty if no layer can be divided. Its keys are:
 
     divided_weights: elements of the weights of all divided layers.
     divided_inputs: elements per sample of the inputs of all divided layers.
@@ -449,24 +432,21 @@ def volumes(model: nn.Module, forward: Callable[[], object], batch: int) -> dict
     hooks = []
 
     def count(opens: bool, module: nn.Module, given: Any, named: Any, output: Any) -> None:
-        inputs = (*given, *named.values())[0].numel() / batch
-        if isinstance(module, nn.TransformerEncoderLayer):
-            expansion = module.linear1.out_features / module.linear1.in_features
-            found["divided_inputs"] += inputs * (3 + expansion)
-            found["divided_pairs"] += 4 * inputs
-        else:
-            found["divided_inputs"] += inputs
-            found["divided_pairs"] += inputs if opens else output.numel() / batch
+        size = (*given, *named.values())[0].numel() / batch
+        if isinstance(module, nn.MultiheadAttention):  # a pair of layers of equal sizes
+            size *= 2
+        found["divided_inputs"] += size
+        found["divided_pairs"] += size if opens else output.numel() / batch
 
     for run in divisible_runs(model):
-        opens = run.opens
-        for layer in opens or run.layers:
-            weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
-            found["divided_weights"] += sum(weights)
-            first = partial(count, opens.get(layer, True))
-            hooks.append(layer.register_forward_hook(first, with_kwargs=True))
+        for part in run.parts:
+            if part in run.opens or isinstance(part, nn.MultiheadAttention):
+                weights = [weight.numel() for weight in part.parameters() if weight.dim() > 1]
+                found["divided_weights"] += sum(weights)
+                first = partial(count, run.opens.get(part, True))
+                hooks.append(part.register_forward_hook(first, with_kwargs=True))
     if hooks:
-        forward()
+        model(inputs)
     for hook in hooks:
         hook.remove()
     return found if found["divided_inputs"] else {}

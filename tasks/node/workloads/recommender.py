@@ -5,21 +5,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_FIELDS = 12  # number of features, each with an embedding table
+_WIDTH, _HIDDEN = 32, 512  # sizes of an embedding, and of the head's first layer
+
 
 class Recommender(nn.Module):
     """An embedding table per feature, pairwise dot products of the embeddings, and a small head."""
 
-    def __init__(self, fields: int, rows: int, width: int, hidden: int) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(
-            nn.EmbeddingBag(rows, width, mode="mean") for _ in range(fields)
+            nn.EmbeddingBag(rows, _WIDTH, mode="mean") for _ in range(_FIELDS)
         )
         self.head = nn.Sequential(
-            nn.Linear(fields * (fields + width), hidden),
+            nn.Linear(_FIELDS * (_FIELDS + _WIDTH), _HIDDEN),
             nn.ReLU(),
-            nn.Linear(hidden, hidden // 4),
+            nn.Linear(_HIDDEN, 128),
             nn.ReLU(),
-            nn.Linear(hidden // 4, 1),
+            nn.Linear(128, 1),
         )
 
     def forward(self, clicks: Tensor) -> Tensor:
@@ -30,12 +33,10 @@ class Recommender(nn.Module):
         return logits.squeeze(1)
 
 
-def build(
-    fields: int = 12, rows: int = 3000, width: int = 32, recent: int = 120, hidden: int = 512
-) -> tuple[Any, ...]:
+def build(rows: int = 3000) -> tuple[Any, ...]:
     """Return model, loss, batch function and optimizer."""
-    model = Recommender(fields, rows, width, hidden)
-    clicks, bought = torch.randint(rows, (2048, fields, recent)), torch.rand(2048).round()
+    model = Recommender(rows)
+    clicks, bought = torch.randint(rows, (2048, _FIELDS, 120)), torch.rand(2048).round()
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
         picked = torch.randint(len(clicks), (batch,))

@@ -1,9 +1,12 @@
 """Build a compute-bound residual network with small gradients, on small images."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_conv = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 
 
 class Residual(nn.Module):
@@ -13,10 +16,10 @@ class Residual(nn.Module):
         super().__init__()
         # not batch norm, which depends on the batch size per device
         self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            _conv(channels, channels),
             nn.GroupNorm(4, channels),
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            _conv(channels, channels),
             nn.GroupNorm(4, channels),
         )
 
@@ -25,22 +28,21 @@ class Residual(nn.Module):
         return torch.relu(images + self.body(images))
 
 
-def build(width: int = 20, classes: int = 10) -> tuple[Any, ...]:
+def build(width: int = 20) -> tuple[Any, ...]:
     """Return model, loss, batch function and optimizer."""
-    stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), Residual(width)]
-    for channels in (width, 2 * width):
-        stages += [
-            nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False),
-            Residual(2 * channels),
-        ]
-    stages += [
+    model = nn.Sequential(
+        _conv(3, width),
+        Residual(width),
+        _conv(width, 2 * width, stride=2),
+        Residual(2 * width),
+        _conv(2 * width, 4 * width, stride=2),
+        Residual(4 * width),
         Residual(4 * width),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(4 * width, classes),
-    ]
-    model = nn.Sequential(*stages)
-    images, labels = torch.randn(128, 3, 32, 32), torch.randint(classes, (128,))
+        nn.Linear(4 * width, 10),
+    )
+    images, labels = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
 
     def make_batch(batch: int) -> tuple[Tensor, Tensor]:
         rows = torch.randint(len(images), (batch,))

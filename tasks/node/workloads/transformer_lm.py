@@ -18,9 +18,8 @@ class LanguageModel(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
-        self.register_buffer(
-            "mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False
-        )
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        self.mask = nn.Buffer(mask, persistent=False)
 
     def forward(self, text: Tensor) -> Tensor:
         """Return logits (batch, vocabulary, length) for tokens of shape (batch, length)."""

@@ -73,12 +73,14 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
 
     The adjusted price of a type and market uses the hours of its best cluster.
     """
-    best = {(one.types[0], one.market): one for one in reversed(ranks)}
+    best: dict[tuple[str, str], RankedCluster] = {}
+    for one in ranks:
+        best.setdefault((one.types[0], one.market), one)
     by_hours = Goal(goal=ranks[0].row["goal"]).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]
     fastest = min(one.row["hours"] for one in best.values())
     overlays = []
-    for (kind, market), one in sorted(best.items(), key=lambda item: item[1].rank):
+    for (kind, market), one in best.items():
         adjustment = {"priceAdjustment": f"+{100 * (one.row['hours'] / fastest - 1):.1f}%"}
         if by_hours and price is not None:
             adjustment = {"price": f"{price * one.row['hours'] / hours:.4f}"}

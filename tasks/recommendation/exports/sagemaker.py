@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import groupby
 from typing import Any
 
 from ...providers.ec2.api import shape_of
@@ -21,16 +22,13 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
-    jobs: list[list[RankedCluster]] = []
-    left_out: list[str] = []
+    able, left_out = [], []
     for one in selection.candidates:
         if problem := _problem(one, offered):
             left_out.append(f"rank {one.rank}: {problem}")
-        elif jobs and _can_replace(jobs[-1][0], one):
-            jobs[-1].append(one)
         else:
-            jobs.append([one])
-    if not jobs:
+            able.append(one)
+    if not able:
         raise ExportRefused(f"SageMaker cannot run any of the clusters: {'; '.join(left_out)}")
     document = {
         "about": [
@@ -38,7 +36,7 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
             "try the requests in order; add name, role, image, data, output and volume size",
             "dollars are EC2 prices, not SageMaker prices",
         ],
-        "jobs": [_job(ranks) for ranks in jobs],
+        "jobs": [_job(list(ranks)) for _, ranks in groupby(able, _alternatives)],
         "left_out": left_out,
     }
     return document, json.dumps(document, indent=2)
@@ -57,19 +55,15 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
     return ""
 
 
-def _can_replace(first: RankedCluster, other: RankedCluster) -> bool:
-    """Return True if one SageMaker request can name both clusters as alternatives.
+def _alternatives(cluster: RankedCluster) -> tuple[object, ...]:
+    """Return a key that is equal for clusters that one SageMaker request names as alternatives.
 
-    Both clusters must be on-demand, in one region, with the same training command. Each cluster
-    must have a single instance type, which differs from the other cluster's type.
+    Such clusters are on-demand, in one region, of one instance type each, and run with the same
+    training command.
     """
-    return (
-        first.market == other.market == "on-demand"
-        and first.row["region"] == other.row["region"]
-        and first.training == other.training
-        and len(first.types) == len(other.types) == 1
-        and first.types != other.types
-    )
+    if cluster.market == "spot" or len(cluster.types) > 1:
+        return (cluster.rank,)
+    return cluster.row["region"], cluster.training
 
 
 def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
@@ -78,8 +72,11 @@ def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     ranks: the clusters among which SageMaker chooses, best first.
     """
     first = ranks[0]
-    offers = [(offer["instance_type"], offer["count"]) for one in ranks for offer in one.offers]
-    groups = [{"InstanceType": f"ml.{kind}", "InstanceCount": int(n)} for kind, n in offers]
+    groups = [
+        {"InstanceType": f"ml.{offer['instance_type']}", "InstanceCount": offer["count"]}
+        for one in ranks
+        for offer in one.offers
+    ]
     machines: dict[str, Any] = groups[0]
     if len(ranks) > 1:
         machines = {"InstancePreferences": groups}

@@ -2,24 +2,23 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import yaml
 
 from models.domain.cluster import ANY_ZONE, parse_cluster, parse_numbers
-from models.domain.suggestions import nearest_names
 from models.planner.choice_rule import row_misses
 from warehouse.export import STALE_AFTER_H
 
-from ...reporting.progress import goal_text
+from ...reporting.progress import Row, goal_text
 from ...reporting.tables import cautions_in
 from ...workspace.settings import SettingsError
 from ...workspace.workspace import refresh_command, spends_money
+from ..row_filter import rows_with
 
-Row = Mapping[str, Any]
 PORT = 29500  # torchrun's default
 _MOST_DEARER = 3.0  # a replacement costs at most this multiple of the requested row's dollars
 MODE = ("accumulation_steps", "precision", "strategy", "switches")
@@ -43,7 +42,7 @@ class RankedCluster:
     """
 
     def __init__(self, row: Row) -> None:
-        self.row, self.rank = row, int(row["rank"])
+        self.row, self.rank = row, row["rank"]
         self.machines = len(parse_cluster(row["cluster"]))
         self.layout, self.batches = (
             parse_numbers(row[name], self.machines, name) for name in ("layout", "batch_per_device")
@@ -64,7 +63,7 @@ class RankedCluster:
 
 @dataclass(frozen=True)
 class Selection:
-    """The row to export (`first`), and all rows of its goal, sorted by rank."""
+    """The row to export (`first`), and all rows of its goal."""
 
     first: RankedCluster
     ranks: Sequence[RankedCluster]
@@ -127,7 +126,7 @@ class Selection:
             f" (90 % interval {row['step_low_s']:.3g} to {row['step_high_s']:.3g})",
             *([] if chance is None else [f"probability to meet the constraint: {chance:.0%}"]),
             f"prices as of {row['price_as_of']:%Y-%m-%d %H:%M} UTC,"
-            f" {self._age_h('price_as_of') / 24:.1f} days before this export",
+            f" {self._age_days('price_as_of'):.1f} days before this export",
             f"training: {row['strategy']} in {row['precision']}, switches {row['switches']};"
             f" global batch {row['global_batch']} = devices {row['layout']} x batch"
             f" {row['batch_per_device']} x {row['accumulation_steps']} micro-steps",
@@ -140,9 +139,9 @@ class Selection:
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
-            age_h = self._age_h(column)
-            if age_h > STALE_AFTER_H:
-                warnings.append(f"the {what} is {age_h / 24:.1f} days old: {renew}")
+            age_days = self._age_days(column)
+            if 24 * age_days > STALE_AFTER_H:
+                warnings.append(f"the {what} is {age_days:.1f} days old: {renew}")
         if row_misses(row):
             chance = f"{row['p_meets_constraint']:.0%}"
             warnings.append(
@@ -152,10 +151,10 @@ class Selection:
             warnings.append(row["reason"].partition(";")[0])
         return warnings
 
-    def _age_h(self, column: str) -> float:
-        """Return the hours since the time in `column` of the requested row."""
-        moment: datetime = self.first.row[column]
-        return max(0.0, (self.now - moment).total_seconds() / 3600)
+    def _age_days(self, column: str) -> float:
+        """Return the days since the time in `column` of the requested row."""
+        age: timedelta = self.now - self.first.row[column]
+        return age / timedelta(days=1)
 
 
 def select(
@@ -179,16 +178,9 @@ def select(
             not exist.
         ExportRefused: if no cluster meets the goal.
     """
-    for column, wanted in (("workload", workload), ("provider", provider)):
-        known = sorted({row[column] for row in rows})
-        if wanted is None and len(known) > 1:
-            raise SettingsError(
-                f"rows are published for {' and '.join(known)}: choose with --{column}"
-            )
-        if wanted not in (None, *known):
-            near = nearest_names(str(wanted), known)
-            raise SettingsError(f"no published {column} {wanted!r}; {near}")
-        rows = [row for row in rows if wanted in (None, row[column])]
+    rows = rows_with(rows, workload=workload, provider=provider)
+    if len({row["provider"] for row in rows}) > 1:
+        raise SettingsError(f"both providers have rows of {workload}: choose with --provider")
     goals = list(dict.fromkeys(map(goal_text, rows)))
     matches = [one for one in goals if goal in (None, one, one.split(" ")[0])]
     if len(matches) != 1:
@@ -197,10 +189,10 @@ def select(
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
         raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")
-    ranks = {int(row["rank"]): RankedCluster(row) for row in rows}
+    ranks = {row["rank"]: RankedCluster(row) for row in rows}
     if rank not in ranks:
         raise SettingsError(f"{matches[0]} has no rank {rank}: ranks 1 to {len(ranks)} exist")
-    return Selection(ranks[rank], [ranks[one] for one in sorted(ranks)], now)
+    return Selection(ranks[rank], list(ranks.values()), now)
 
 
 def as_comment(lines: Sequence[str]) -> str:

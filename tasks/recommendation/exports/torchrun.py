@@ -2,9 +2,16 @@
 
 from typing import Any
 
-from .selection import MODE, PORT, Row, Selection, as_comment
+from ...reporting.progress import Row
+from .selection import MODE, PORT, Selection, as_comment
 
 FILE = "srift_shares.py"
+_PRECISIONS = {
+    "fp32": "fp32 was measured with TF32 disabled",
+    "tf32": 'tf32: call torch.set_float32_matmul_precision("high") before the first step',
+    "bf16": "bf16: compute the loss under torch.autocast",
+    "fp16": "fp16: compute the loss under torch.autocast and a GradScaler",
+}
 _BODY = '''
 import contextlib
 import sys
@@ -100,21 +107,15 @@ def torchrun(selection: Selection) -> tuple[Any, str]:
         " and start your own script like this:",
         *(f"node {node}: {command}" for node, command in enumerate(commands)),
     ]
-    steps = int(row["accumulation_steps"])
-    text = _BODY.format(devices=first.layout, batches=first.batches, steps=steps)
+    text = _BODY.format(
+        devices=first.layout, batches=first.batches, steps=row["accumulation_steps"]
+    )
     return document, as_comment(notes) + text.rstrip("\n")
 
 
 def _training_notes(row: Row) -> list[str]:
     """Return notes on the precision, strategy and switches that the user's script must set up."""
-    precision, notes = row["precision"], []
-    if precision == "fp32":
-        notes.append("fp32 was measured with TF32 disabled")
-    elif precision == "tf32":
-        notes.append('tf32: call torch.set_float32_matmul_precision("high") before the first step')
-    else:
-        scaler = " and a GradScaler" if precision == "fp16" else ""
-        notes.append(f"{precision}: compute the loss under torch.autocast{scaler}")
+    notes = [_PRECISIONS[row["precision"]]]
     if row["strategy"] != "ddp":
         notes.append(f"strategy {row['strategy']}: train_step supports ddp only")
     if row["switches"] != "none":

@@ -68,7 +68,7 @@ def runs_of(launches, kind="train"):
 
 def measured(launches):
     """The frames after all of `launches` went well."""
-    steps = {"step_s": 0.1, "measured_at": AS_OF, "kind": "train"}
+    steps = {"step_s": 0.1, "measured_at": AS_OF}
     runs = [run.row() | steps for run in runs_of(launches)]
     profiles = [
         {
@@ -185,7 +185,7 @@ def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market():
 @pytest.mark.parametrize("kind", ["profile", "train", "probe"])
 def test_what_failed_twice_is_not_bought_a_third_time(kind):
     run = next(runs_of(first_list(), kind))
-    row = {"kind": kind} | run.row()
+    row = run.row()
 
     def is_bought(failures):
         launches = shop(history={"failures": pd.DataFrame([row] * failures)})
@@ -270,7 +270,7 @@ def test_a_launch_costs_at_least_the_minimum_bill():
 
 def test_a_planned_run_lowers_the_value_of_what_it_shows():
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
-    runs = list(training_runs(JOBS, clusters, PROFILES, costs=Costs()).values())
+    runs = training_runs(JOBS, clusters, PROFILES, costs=Costs())
     known = Knowledge.of(Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING), {})
     known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs)
     trial, first = known.copy(), max(runs, key=known.value)
@@ -307,7 +307,7 @@ JOB = workload("mlp", 64, 256)
 
 def test_machines_are_measured_full_and_with_one_device():
     clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, ONE))]
-    runs = training_runs([JOB], clusters, NOTHING, costs=Costs()).values()
+    runs = training_runs([JOB], clusters, NOTHING, costs=Costs())
     assert {(run.cluster, run.devices) for run in runs} == {
         ("1xlarge", (4,)),
         ("1xlarge", (1,)),

@@ -115,8 +115,8 @@ def test_values_of_goals_add_up_and_tiny_ones_count_nothing():
 def test_irreducible_spread_counts_against_meeting_a_constraint():
     deadline = Goal(goal="cheapest_within_deadline", hours=1.2)
     asked = question(2, deadline, irreducible_sd=np.array([0.0, 0.5]))
-    _, meeting = aim_and_meeting(asked, np.zeros((2, 1, 1)), np.full((2, 1, 1), 0.01**2))
-    assert meeting.chance[0, 0, 0] > 0.99 > 0.75 > meeting.chance[1, 0, 0] > 0.5
+    _, meeting = aim_and_meeting(asked, np.zeros(2), np.full(2, 0.01**2))
+    assert meeting.chance[0] > 0.99 > 0.75 > meeting.chance[1] > 0.5
 
 
 def test_without_a_required_probability_overshooting_is_weighed():

@@ -9,6 +9,7 @@ from models.domain.cluster import Cluster
 from models.domain.workload import Mode, Setup
 from models.job.compilation import COMPILE_S, fit_compilation
 from models.job.cost import job_costs
+from models.job.job_conditions import STATED
 from tests.models.planning import LineModel, frame, offer, workload
 
 COMPILED = Mode(switches="compile")
@@ -21,12 +22,14 @@ def fitted(count):
 
 def test_measured_seconds_replace_the_prior_of_their_workload_and_mode():
     model = fitted(4)
-    assert model.seconds("lm", COMPILED) == pytest.approx(200.0, rel=0.03)
-    assert fitted(1).seconds("lm", COMPILED) < model.seconds("lm", COMPILED) < 200.0
+    assert model["lm", COMPILED] == pytest.approx(200.0, rel=0.03)
+    assert fitted(1)["lm", COMPILED] < model["lm", COMPILED] < 200.0
+    known = replace(STATED, compiled=model)
+    assert known.compile_s("lm", COMPILED) == model["lm", COMPILED]
     for name, mode in (("cnn", COMPILED), ("lm", COMPILED._replace(precision="bf16"))):
-        assert model.seconds(name, mode) == COMPILE_S
-    assert model.seconds("cnn", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
-    assert model.seconds("lm", Mode()) == 0.0
+        assert known.compile_s(name, mode) == COMPILE_S
+    assert known.compile_s("cnn", COMPILED._replace(strategy="fsdp")) == 2 * COMPILE_S
+    assert known.compile_s("lm", Mode()) == 0.0
 
 
 def test_each_start_and_each_replacement_compiles():
@@ -36,6 +39,6 @@ def test_each_start_and_each_replacement_compiles():
     rows, model = frame([plain, plain]), LineModel()
     draws = model.draws(rows, count=4, seed=0)
     costs = job_costs(workload("mlp", 64), setups, model.predict(rows), draws)
-    assert costs.hours[1] - costs.hours[0] >= 0.999 * COMPILE_S / 3600
+    assert costs.expected["hours"][1] - costs.expected["hours"][0] >= 0.999 * COMPILE_S / 3600
     before, after = costs.conditions.replacement_s
     assert after - before == pytest.approx(COMPILE_S)

@@ -10,7 +10,7 @@ from models.job.duration import (
     best_interval,
     drawn_hours,
     expected_hours,
-    interruption_risk,
+    interruptions,
 )
 
 HOURS = st.floats(0.01, 200.0)
@@ -36,7 +36,7 @@ def drawn(work, hazard, draws=200, **changes):
 
 def risk(work, hazard, **changes):
     known = conditions(hazard, checkpoint_s=0.001, **changes)
-    return float(interruption_risk([work], known, seed=1)[0])
+    return float(interruptions([work], known, seed=1)[1][0])
 
 
 @given(work=HOURS, hazard=st.floats(0.0, 3.0), factor=st.floats(1.01, 10.0))

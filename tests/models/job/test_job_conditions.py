@@ -9,7 +9,7 @@ import pytest
 from models.domain.cluster import Cluster, bucket_hazard
 from models.job.capacity import fit_availability, fit_startup
 from models.job.interruption_rates import fit_hazard
-from models.job.job_conditions import Learned, Stated, pools_of
+from models.job.job_conditions import STATED, JobConditions, pools_of
 from models.job.restarts import fit_restarts
 from tests.models.planning import offer
 
@@ -24,7 +24,7 @@ WINDOWS = pd.DataFrame(
     columns=["instance_type", "zone", "hours", "interruptions"],
 )
 HAZARD = fit_hazard(WINDOWS, advised={"small": bucket_hazard(1)})
-LEARNED = Learned(startup=fit_startup(LAUNCHES), hazard=HAZARD)
+LEARNED = JobConditions(startup=fit_startup(LAUNCHES), hazard=HAZARD)
 SMALL, SPOT, LARGE = offer("small"), offer("small", "spot"), offer("large", "spot")
 
 
@@ -64,7 +64,7 @@ def test_observed_replacements_shorten_what_a_loss_takes():
     assert replacement_s(replaced) == pytest.approx(33 + 5.6, abs=2)
 
 
-@pytest.mark.parametrize("known", [LEARNED, availability(0), Stated()])
+@pytest.mark.parametrize("known", [LEARNED, availability(0), STATED])
 def test_clusters_together_have_the_conditions_of_each_alone(known):
     clusters = [
         Cluster.of((2, SPOT), (1, LARGE)),

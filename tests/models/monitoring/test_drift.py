@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.monitoring.drift import GROUP, drift_sentence, judge, recent
+from models.monitoring.drift import drift_sentence, judge, recent
 from models.step_time.model import fit
 from tests.models.synthetic import World
 
@@ -66,9 +66,9 @@ def test_one_unlucky_group_among_many_is_not_named():
 
 def test_a_drift_goes_on_while_half_of_the_runs_lie_outside():
     found = judge(runs({"1xa": 12}, {"a": 1.2}), {})
-    first = {tuple(row[name] for name in GROUP): row["since"] for row in found if row["drifting"]}
+    first = {(row["instance_type"], row["zone"]): row["since"] for row in found if row["drifting"]}
     still = judge(runs({"1xa": 3}, {"a": 1.3}, start=100), first)
-    assert named(still)[0] == "a" and still[0]["since"] == first["type", "a", "z1"]
+    assert named(still)[0] == "a" and still[0]["since"] == first["a", "z1"]
     assert named(judge(runs({"1xa": 3}, {"a": 1.3}), {})) == []  # too few to begin one
     over = judge(runs({"1xa": 3}, {}, start=200), first)
     assert named(over) == [] and over[0]["since"] is None

@@ -5,7 +5,7 @@ import pytest
 
 from models.domain.workload import OVERSHOOT_PRICE
 from models.job import duration as spot
-from models.job.job_conditions import Stated
+from models.job.job_conditions import STATED
 from models.monitoring.regret_ledger import judge
 
 NIGHT = pd.Timestamp("2026-11-20 03:00")
@@ -70,7 +70,7 @@ def two(step_s, rivals_s):
 
 def judged(promises, runs):
     frames = pd.DataFrame(promises), pd.DataFrame(runs), WORKLOADS
-    return judge(*frames, {"a": 1, "b": 1}, Stated(), OVERSHOOT_PRICE)
+    return judge(*frames, {"a": 1, "b": 1}, STATED, OVERSHOOT_PRICE)
 
 
 def test_a_measured_choice_has_its_promise_outcome_and_regret():

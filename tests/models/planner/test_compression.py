@@ -58,7 +58,7 @@ def test_a_vetoed_mode_is_not_chosen_and_rows_say_why():
     vetoed = planned(0.5, 1.5, Mode(), SPARSE, vetoes={SPARSE: "no proof"})
     assert strategies(vetoed) == {"ddp"}
     for row in vetoed.rows:
-        assert row["reason"].endswith("; no proof") is (row["cluster"] != "1xsmall")
+        assert ("no proof" in row["reason"]) is (row["cluster"] != "1xsmall")
     (row, _) = planned(0.5, 1.5, SPARSE, vetoes={SPARSE: "no proof"}).rows
     assert (row["status"], row["reason"]) == ("infeasible", "no proof")
 

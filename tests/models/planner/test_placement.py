@@ -12,7 +12,6 @@ from models.planner.placement import (
     fastest,
     halvings,
     ring,
-    searched,
     seconds_of,
 )
 
@@ -67,18 +66,6 @@ def test_no_order_is_faster(traffic, machines, sharing, seed):
     seconds = [plain_seconds(own, rounds, order) for order in every]
     assert seconds_of(own, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
     assert plain_seconds(own, rounds, fastest(own, rounds)) == pytest.approx(min(seconds), rel=1e-9)
-
-
-def test_the_local_search_comes_within_five_percent_of_the_best_of_eight():
-    every = np.array(list(permutations(range(8))))
-    over = []
-    for seed in range(6):
-        own = drawn(8, seed, sharing=(0.0, 0.5, 1.0)[seed % 3])
-        for traffic in (ring, halvings):
-            rounds = traffic(8, SIZE)
-            best_s = seconds_of(own, rounds, every).min()
-            over.append(plain_seconds(own, rounds, searched(own, rounds)) / best_s - 1)
-    assert max(over) <= 0.05
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():

@@ -88,7 +88,7 @@ def brute_force(world):
     rows = frame(setups)
     draws = world.model.draws(rows, count=planner.DRAWS, seed=0)
     costs = job_costs(world.workload, setups, world.model.predict(rows), draws)
-    points = zip(costs.hours.tolist(), costs.expected("usd").tolist(), strict=True)
+    points = zip(costs.expected["hours"].tolist(), costs.expected["usd"].tolist(), strict=True)
     return ranking.recommend(world.workload, costs), set(points)
 
 
@@ -158,7 +158,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
     offers = [_offer(one, market, random) for one in types for market in ("on-demand", "spot")]
     supply = Supply(offers=offers, max_hosts=6, fits=anything_fits)
     found = plan(workload("w", 96, 192, goal, samples=1_000_000), supply, model)
-    assert found.candidates > 5000 > 2 * found.looked_at > len(found.ranked) > 50
+    assert found.candidates > 5000 > len(found.ranked) > 50
     assert sum(asked) < found.candidates
     assert found.rows[0]["status"] == "recommended"
 
@@ -187,7 +187,7 @@ def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named():
 
 @pytest.mark.parametrize(
     ("gib_a_sample", "batch", "reason"),
-    [(np.nan, 100, "multiple of 8"), (np.nan, 96, ""), (3.0, 96, "2 GiB"), (1.9, 96, "")],
+    [(np.nan, 100, "cannot share"), (np.nan, 96, ""), (3.0, 96, "little memory"), (1.9, 96, "")],
 )
 def test_what_devices_cannot_share_or_hold_is_reported(gib_a_sample, batch, reason):
     sold = [offer("small", instance_type=machine("small", devices=8))]

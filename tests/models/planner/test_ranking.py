@@ -71,9 +71,9 @@ def test_without_a_required_probability_the_least_loss_of_even_odds_wins(goal, t
     what = str(goal.constraint)
     job = workload("mlp", 64, None, Goal(goal=goal.goal, **limits))
     costs = costs_of(job)
-    used = costs.drawn(what) / (limits[what] or np.nan)
+    used = costs.drawn[what] / (limits[what] or np.nan)
     overshoot = np.maximum(np.log(used), 0.0).mean(axis=1)
-    loss = np.log(costs.expected(goal.objective)) + 10.0 * overshoot
+    loss = np.log(costs.expected[goal.objective]) + 10.0 * overshoot
     even = np.mean(used <= 1, axis=1) >= 0.5
     first, *others = recommend(job, costs, top=20)
     if not even.any():

@@ -20,7 +20,7 @@ LOAD_S, WORKERS, CORES = 0.006, 1, {name: cores for name, (cores, _) in TYPES.it
 
 
 def machine(cores, gpus=0):
-    device = {"device": "t4", "device_tflops": 8.0} if gpus else {}
+    device = {"device": "t4"} if gpus else {}
     return Machine(cores=cores, devices=gpus or 1, bandwidth_gbps=10.0, prior_speed=1.0, **device)
 
 
@@ -28,9 +28,7 @@ def waiting(one, load_s, wait_s=0.0, workers=2):
     """The wait of one machine with batches of ten samples a device."""
     row = setup("net", "1xm", 10).assign(layout=str(one.devices))
     loaders = Loaders(workers={"net": workers}, samples={("net", "m"): (load_s, wait_s)})
-    found = loaders.wait(read_setups(row, {}), {"m": one})
-    assert found is not None
-    return found
+    return loaders.wait(read_setups(row, {}), {"m": one})
 
 
 def step(wait, rest_s, part=1.0):

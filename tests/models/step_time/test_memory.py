@@ -20,7 +20,7 @@ PLAIN = MODES[0]
 GIB, A, B = 2.0**30, "a.16g", "b.24g"
 MACHINES = {
     name: Machine(cores=8, bandwidth_gbps=10, devices=1, prior_speed=1, device_memory_gib=gib)
-    for name, gib in ((A, 16.0), (B, 24.0), ("c.unknown", None))
+    for name, gib in ((A, 16.0), (B, 24.0), ("c.unknown", 0.0))
 }
 NOTHING = setup().iloc[:0]
 
@@ -91,7 +91,7 @@ def test_setups_that_ran_are_never_refused(runs, gradients, flops):
     model = fitted(rows, gradient_bytes=gradients, flops=flops)
     for name, batch in runs:
         gib = MACHINES[name].device_memory_gib
-        assert gib is None or model.needs("net", PLAIN, name).peak_bytes(batch) <= gib * GIB
+        assert not gib or model.needs("net", PLAIN, name).peak_bytes(batch) <= gib * GIB
 
 
 def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device():

@@ -165,7 +165,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
     for launch in campaign.within(here, None, spent):  # acquiring a machine would raise
         needing = replace(launch, items=tuple(item for item in launch.items if item.workload))
         served.append(campaign.serve_launch(here, needing, "r-00", spent))
-        spent.add(served[-1], Collected(), load_s=0.0)
+        spent.add(served[-1], Collected())
     assert [one.mailbox for one in served] == [None] and set(spent.lacking) == {"conv"}
 
 
@@ -177,7 +177,7 @@ def bought(here, monkeypatch, refuse):
         launches.append(launch)
         outcome = "refused: no capacity" if refuse(launch) else "finished"
         served = Served(lease_id="r-00", outcome=outcome)
-        spent.add(served, Collected(), load_s=0.0, cluster=launch.cluster)
+        spent.add(served, Collected(), launch.cluster)
     return launches
 
 

@@ -6,16 +6,10 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from tasks.data_files.imports import (
-    ImportFiles,
-    forget_import,
-    import_measurements,
-    list_imports,
-)
+from tasks.data_files.imports import forget_import, import_measurements, list_imports
 from tasks.data_files.measurements import ImportRefused
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON
-from warehouse.database import Warehouse
 from warehouse.reads import mart, training_frames
 
 LEAST = """workload,cluster,batch_per_device,step_s
@@ -34,11 +28,13 @@ def written(folder, text, name="rows.csv"):
 
 def load(warehouse, text=LEAST, facts="", **options):
     folder = warehouse.path.parent
-    files = ImportFiles(
+    return import_measurements(
+        warehouse,
+        NOON,
         measurements=written(folder, text) if text else None,
         workloads=written(folder, facts, "facts.csv") if facts else None,
+        **options,
     )
-    return import_measurements(warehouse, files, NOON, **options)
 
 
 def runs(warehouse):
@@ -106,8 +102,8 @@ def test_parquet_and_csv_say_the_same(warehouse, tmp_path):
     frame["batch_per_device"] = frame["batch_per_device"].astype(float)
     frame["sync_s"] = math.nan
     frame.to_parquet(tmp_path / "rows.parquet")
-    files = ImportFiles(measurements=tmp_path / "rows.parquet")
-    assert import_measurements(warehouse, files, NOON).new == 0
+    file = tmp_path / "rows.parquet"
+    assert import_measurements(warehouse, NOON, measurements=file).new == 0
 
 
 BAD = """
@@ -144,7 +140,7 @@ def test_files_of_another_form_are_refused(warehouse, tmp_path):
     paths += [tmp_path / name for name in ("odd.csv", "odd.parquet", "none.csv", "")]
     for path in paths:
         with pytest.raises(ImportRefused):
-            import_measurements(warehouse, ImportFiles(measurements=path), NOON)
+            import_measurements(warehouse, NOON, measurements=path)
 
 
 def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_between_files(
@@ -179,14 +175,10 @@ def test_facts_make_rows_implausible(warehouse):
     assert_refused(warehouse, row(step_s=1e-5), FACTS)
 
 
-def test_a_dry_run_loads_nothing(warehouse, tmp_path):
+def test_a_dry_run_loads_nothing(warehouse):
     found = load(warehouse, facts=FACTS, dry_run=True)
     assert (found.new, found.counts["facts of workloads"]["new"]) == (3, 1)
     assert list_imports(warehouse) == []
-    none = Warehouse(tmp_path / "none.duckdb")
-    files = ImportFiles(measurements=tmp_path / "rows.csv")
-    twice = [import_measurements(none, files, NOON, dry_run=True).new for _ in range(2)]
-    assert twice == [3, 3] and not none.exists()
     assert asdict(found)["providers"] == ("ec2",)
 
 

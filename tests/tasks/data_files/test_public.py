@@ -8,7 +8,6 @@ import pytest
 from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from tasks.data_files.imports import (
-    ImportFiles,
     forget_import,
     import_measurements,
     load_public,
@@ -39,7 +38,7 @@ def here(tmp_path):
 def own(here, text):
     file = here.home / "own.csv"
     file.write_text(text)
-    return import_measurements(here.warehouse, ImportFiles(measurements=file), NOON).import_id
+    return import_measurements(here.warehouse, NOON, measurements=file).import_id
 
 
 ROW = f"workload,cluster,batch_per_device,step_s\n{NAME},1xg4dn.xlarge,64,0.6\n"
@@ -53,7 +52,7 @@ def counted(here):
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
     assert not len(mart(here.warehouse, "stg_import_files", import_id=PUBLIC_IMPORT))
-    assert load_public(here, NOON) == 5084 and load_public(here, NOON) == 0
+    assert load_public(here) == 5084 and load_public(here) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
 
@@ -79,18 +78,17 @@ def test_a_fresh_home_answers_from_them(tmp_path, no_credentials, monkeypatch):
 
 
 def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
-    load_public(here, NOON)
+    load_public(here)
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
-    assert load_public(here, NOON) == 0 and measured_workloads(here.warehouse, "ec2") == {}
-    assert NAME not in load_public_if_needed(here, NAME, NOON).settings.workloads
-    files = ImportFiles(measurements=MEASUREMENTS, workloads=FACTS)
-    import_measurements(here.warehouse, files, NOON)
-    assert NAME in load_public_if_needed(here, NAME, NOON).settings.workloads
+    assert load_public(here) == 0 and measured_workloads(here.warehouse, "ec2") == {}
+    assert NAME not in load_public_if_needed(here, NAME).settings.workloads
+    import_measurements(here.warehouse, NOON, measurements=MEASUREMENTS, workloads=FACTS)
+    assert NAME in load_public_if_needed(here, NAME).settings.workloads
 
 
 def test_ones_own_rows_or_code_take_their_place(here):
-    load_public(here, NOON)
+    load_public(here)
     mine = own(here, ROW)
     assert counted(here) == (1, 0)
     assert measured_workloads(here.warehouse, "ec2")["bert-base-squad"] == 620
@@ -103,7 +101,7 @@ def test_ones_own_rows_or_code_take_their_place(here):
 
 
 def test_an_import_of_the_same_rows_counts_none_twice(here):
-    load_public(here, NOON)
+    load_public(here)
     rows = pd.read_parquet(MEASUREMENTS).query("workload == @NAME")
     own(here, rows.to_csv(index=False))
     assert counted(here) == (992, 0)

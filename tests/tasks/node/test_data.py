@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.node.data import DataMissing, data_path, failure_of, files_of, folder_of
+from tasks.node.data import DataMissing, data_path, files_of, folder_of
 from tasks.node.launch import explain
 from tasks.node.record import DATA, Item, WorkloadFile, record_of
 from tests.tasks.node.conftest import plan
@@ -33,18 +33,19 @@ def test_a_folder_that_went_away_is_named_and_the_fault_is_not_the_workloads(tmp
 def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path):
     with pytest.raises(DataMissing, match="aabbccddeeff"):
         data_path(tmp_path, FAR)
-    failure, fetched = (where(tmp_path, FAR.data_digest) for where in (failure_of, folder_of))
+    fetched = folder_of(tmp_path, FAR.data_digest)
     fetched.mkdir(parents=True)
     assert data_path(tmp_path, FAR) == str(fetched)
-    failure.write_text("its data could not be fetched: there is no bucket called mine-1")
+    fetched.with_suffix(".failed").write_text(
+        "its data could not be fetched: there is no bucket called mine-1"
+    )
     with pytest.raises(DataMissing, match="mine-1"):
         data_path(tmp_path, FAR)
 
 
 @pytest.mark.parametrize(
     "key",
-    ["cats/../../etc/passwd", "cats/..", "cats//etc/passwd", "cats/./x", "cats/a/../../x", "dogs/1.jpg", "cats/a\nb",
-     "cats/a\0b", f"cats/{'x' * 256}"],
+    ["cats/../../etc/passwd", "cats/..", "cats//etc/passwd", "cats/./x", "cats/a/../../x", "cats/a\nb", "cats/a\0b"],
 )  # fmt: skip
 def test_keys_that_climb_out_or_could_be_no_file_are_refused(key):
     with pytest.raises(ValueError, match=r"object|below"):

@@ -36,17 +36,17 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
 
 
 @pytest.mark.parametrize(
-    ("works_at", "cold_s", "wait_s", "reason", "least_s", "most_s"),
+    ("works_at", "cold_s", "reason", "least_s", "most_s"),
     [
-        (1e9, 0.0, 60.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
-        (30.0, 0.0, 60.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
-        (170.0, 120.0, 60.0, "", 170.0, 172.0),  # from the end of the first look on,
-        (1e9, 1e9, 60.0, "no answer", 300.0, 300.0),  # which has its end too,
-        (1e9, 265.0, 60.0, "Error 802", 265.0, 300.0),  # and so has all of it
+        (1e9, 0.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
+        (30.0, 0.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
+        (170.0, 120.0, "", 170.0, 172.0),  # from the end of the first look on,
+        (1e9, 1e9, "no answer", 300.0, 300.0),  # which has its end too,
+        (1e9, 265.0, "Error 802", 265.0, 300.0),  # and so has all of it
     ],
 )
 def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
-    clock, monkeypatch, works_at, cold_s, wait_s, reason, least_s, most_s
+    clock, monkeypatch, works_at, cold_s, reason, least_s, most_s
 ):
     """Its driver works from a moment on. The first look takes `cold_s`, as far as it may."""
     colds = [cold_s]
@@ -60,7 +60,7 @@ def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
         return (A10G, "") if clock.now >= works_at else ([], "Error 802")
 
     monkeypatch.setattr(device_check, "torch_sees", look)
-    found = wait_for_devices(FOUR, wait_s=wait_s, most_s=300.0)
+    found = wait_for_devices(FOUR, 300.0)
     assert bool(found) is bool(reason) and re.search(reason, found)
     assert least_s <= clock.now <= most_s
 
@@ -70,25 +70,19 @@ def test_a_machine_is_waited_for_and_its_reason_is_in_torchs_words(
     [
         (FOUR, A10G, 3, "cuda:3"),
         (Devices(name=CPU, count=1), A10G, 0, CPU),  # a processor was bought
-        (Devices(name=ANY, count=4), [], 0, CPU),  # a processor serves if anything will do,
-        (FOUR, [], 0, "bought for 4 x A10G"),  # never if a GPU was bought
-        (FOUR, ["NVIDIA L4"] * 4, 0, "bought for 4 x A10G"),
+        (Devices(name=ANY, count=4), [], 0, CPU),  # a processor serves if anything will do
     ],
 )
 def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or_none(
     monkeypatch, expected, there, rank, found
 ):
     current = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
     monkeypatch.setattr(
         torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index]
     )
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    if found in (CPU, "cuda:3"):
-        assert own_device(expected) == torch.device(found)
-        assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
-    else:
-        with pytest.raises(RuntimeError, match=found):
-            own_device(expected)
+    assert own_device(expected) == torch.device(found)
+    assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
     assert current == ([torch.device(found)] if found == "cuda:3" else [])

@@ -271,7 +271,7 @@ def test_waiting_is_told_from_computing(tmp_path):
     before = profiler.thread_counters()
     time.sleep(0.2)
     file.read_bytes()
-    load_s, wait_s = profiler._loading(before, profiler.thread_counters(), 2)
+    load_s, wait_s = profiler._loading(before, 2)
     assert load_s < 0.05 < wait_s
 
 

@@ -24,7 +24,7 @@ def log(first, *others):
     ],
 )
 def test_the_rank_that_was_hit_is_distinguished_from_those_that_lost_it(codes, hit):
-    assert worker_exit_code(log(*codes)) == hit
+    assert worker_exit_code(log(*codes), 1) == hit
 
 
 def test_the_reason_is_that_ranks_last_word():
@@ -33,4 +33,4 @@ def test_the_reason_is_that_ranks_last_word():
     assert exit_reason(text, 4) == "its peer is gone"
     assert exit_reason("srift: node 1 could not write x\n", 5) == "node 1 could not write x"
     assert exit_reason(log(-9), -9) == ""
-    assert worker_exit_code("") is None
+    assert worker_exit_code("", 6) == 6

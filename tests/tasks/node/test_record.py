@@ -51,5 +51,3 @@ def test_a_node_has_the_ranks_of_its_largest_item_and_smaller_ones_use_the_first
     assert found.ranks_of(small) == (0, 1, 2)
     assert found.ranks_of(large) == (1, 2, 3, 4, 5)
     assert found.label(2) == "node 1 device 1" and found.label(5) == "node 2"
-    with pytest.raises(ValueError, match="node 0"):
-        assert plan(small, ranks=[1, 2]).host

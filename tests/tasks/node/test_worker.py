@@ -31,9 +31,9 @@ def aborted(number, mailbox, store, error):
     mine = object.__new__(launch.Launch)  # without its peers
     mine.mailbox, mine.plan = mailbox, plan(ITEM, ranks=[0, 1])
     mine.rank, mine.node, mine.store, mine.started_unix = number, number // 2, store, 0.0
-    mine.devices = [Devices(name=name, count=1) for name in ("NVIDIA L4", "NVIDIA L4", CPU)]
+    mine.devices = {n: Devices(name=name, count=1) for n, name in enumerate(("NVIDIA L4", CPU))}
     with pytest.raises(Left) as left:
-        worker.abort(mine, 0, ITEM, error)
+        worker.abort(mine, ITEM, error)
     return int(left.value.args[0])
 
 
@@ -47,7 +47,7 @@ def test_a_rank_that_fails_writes_the_record_and_the_first_one_wakes_the_others(
     assert aborted(number, tmp_path, store, ValueError("row 17")) == EXIT_ITEM_FAILED
     (found,) = records(tmp_path).items()
     assert (found[0], found[1]["reason"]) == (f"{node}/late", f"{label}: ValueError: row 17")
-    assert store == ({"item-0-done": "abort"} if number == 0 else {})
+    assert store == ({"late": "abort"} if number == 0 else {})
 
 
 def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path):
@@ -56,7 +56,7 @@ def test_a_rank_that_lost_a_peer_or_the_store_blames_nobody(tmp_path):
     closed = RuntimeError("Connection closed by peer")
     assert aborted(0, tmp_path, store, closed) == EXIT_LOST_PEER
     assert aborted(2, tmp_path, gone, ValueError("row 17")) == EXIT_LOST_PEER
-    assert not records(tmp_path) and store == {"item-0-done": "abort"}
+    assert not records(tmp_path) and store == {"late": "abort"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
 from models.planner.planner import nothing
-from tasks.data_files.imports import ImportFiles, import_measurements
+from tasks.data_files.imports import import_measurements
 from tasks.market.offers import with_facts
 from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.case import Case
@@ -35,8 +35,9 @@ class Asked:
         (folder / "facts.csv").write_text(FACTS.format(samples))
         import_measurements(
             self.here.warehouse,
-            ImportFiles(measurements=folder / "rows.csv", workloads=folder / "facts.csv"),
             NOON,
+            measurements=folder / "rows.csv",
+            workloads=folder / "facts.csv",
         )
         self.workloads = []
         module = "tasks.recommendation.answer"
@@ -80,7 +81,7 @@ def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
 
 def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkeypatch):
     world = Asked(tmp_path, monkeypatch)
-    monkeypatch.setattr("tasks.data_files.imports.load_public", lambda workspace, now: 0)
+    monkeypatch.setattr("tasks.data_files.imports.load_public", lambda workspace: 0)
     shape = transformer_facts({"layers": 32, "hidden": 4096, "sequence": 2048, "parameters": 7e9})
     asked = world.answer("net", transformer=shape, tokens=20e9)
     assert (asked.samples, asked.global_batch_least) == (9_765_625, 512)

@@ -1,6 +1,6 @@
 """What is known of workloads."""
 
-from tasks.data_files.imports import ImportFiles, import_measurements
+from tasks.data_files.imports import import_measurements
 from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import NOON, install
 
@@ -19,8 +19,8 @@ def test_rows_devices_and_facts_are_listed_by_provider(tmp_path):
     here = install(tmp_path)
     (tmp_path / "rows.csv").write_text(ROWS)
     (tmp_path / "facts.csv").write_text(FACTS)
-    import_measurements(here.warehouse, ImportFiles(measurements=tmp_path / "rows.csv"), NOON)
-    import_measurements(here.warehouse, ImportFiles(workloads=tmp_path / "facts.csv"), NOON)
+    import_measurements(here.warehouse, NOON, measurements=tmp_path / "rows.csv")
+    import_measurements(here.warehouse, NOON, workloads=tmp_path / "facts.csv")
     known = known_workloads(here.warehouse, here.settings)
     found = {(one["workload"], one["provider"]): one for one in known}
     both = ("both", "ec2"), ("both", "local")
@@ -29,4 +29,3 @@ def test_rows_devices_and_facts_are_listed_by_provider(tmp_path):
     assert vit["devices"] == ["A10G", "T4"] and vit["newest_measured_at"].day == 3
     assert (vit["measured_rows"], vit["imported_rows"]) == (0, 2)
     assert (facts["parameters"], facts["devices"], facts["imported_rows"]) == (10, [], 0)
-    assert found["conv", ""]["in_settings"] and not vit["in_settings"]

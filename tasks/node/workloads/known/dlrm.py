@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs = tuple[Tensor, Tensor]
-_NUMBERS = 13  # number of numeric features
+_NUMBERS, _WIDTH = 13, 16  # number of numeric features, and size of an embedding
 # The number of distinct values of each categorical feature in the data.
 _VALUES = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
            14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
@@ -25,20 +25,18 @@ class DLRM(nn.Module):
     `rows` has the number of rows of each embedding table.
     """
 
-    def __init__(self, rows: Sequence[int], width: int) -> None:
+    def __init__(self, rows: Sequence[int]) -> None:
         super().__init__()
-        self.bottom = _layers(_NUMBERS, 512, 256, 64, width)
-        self.tables = nn.ModuleList(nn.Embedding(one, width) for one in rows)
+        self.bottom = _layers(_NUMBERS, 512, 256, 64, _WIDTH)
+        self.tables = nn.ModuleList(nn.Embedding(one, _WIDTH) for one in rows)
         for one, weights in zip(rows, self.tables.parameters(), strict=True):
             nn.init.uniform_(weights, -(one**-0.5), one**-0.5)
         vectors = len(rows) + 1
         self.top = nn.Sequential(
-            _layers(width + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1)
+            _layers(_WIDTH + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1)
         )
-        self.pairs: Tensor
-        self.register_buffer(
-            "pairs", torch.tril_indices(vectors, vectors, offset=-1), persistent=False
-        )
+        pairs = torch.tril_indices(vectors, vectors, offset=-1)
+        self.pairs = nn.Buffer(pairs, persistent=False)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Return logits of shape (batch,).
@@ -58,13 +56,13 @@ class DLRM(nn.Module):
         return logits.squeeze(1)
 
 
-def build(width: int = 16, most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
+def build(most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
     """Return model, loss, batch function and optimizer of DLRM.
 
     Each embedding table has at most `most_rows` rows.
     """
     rows = [min(most_rows, values) for values in _VALUES]
-    model = DLRM(rows, width)
+    model = DLRM(rows)
     numbers, clicked = torch.rand(_SAMPLES, _NUMBERS), torch.rand(_SAMPLES).round()
     values = (torch.rand(_SAMPLES, len(rows)) ** _SKEW * torch.tensor(rows)).long()
 

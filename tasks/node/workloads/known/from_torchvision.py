@@ -3,8 +3,6 @@
 The defaults are ResNet-50 and ViT-B/16 for 224 x 224 pixels and 1,000 classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

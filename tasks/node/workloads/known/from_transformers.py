@@ -3,8 +3,6 @@
 The defaults are BERT-base and the smallest GPT-2, on texts of the maximum length.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -50,8 +48,6 @@ def gpt2(
         n_embd=width,
         n_layer=layers,
         n_head=heads,
-        bos_token_id=vocabulary - 1,
-        eos_token_id=vocabulary - 1,
         use_cache=False,  # the cache of keys and values is useful only for generation
     )
     model = GPT2LMHeadModel(config)

@@ -83,7 +83,7 @@ def test_a_store_that_is_down_costs_patience_and_no_record(tmp_path, store, outb
         with suppress(OSError):
             outbox.carry()
         if half_second == 239:
-            assert 10 < store.tried < 60 and outbox.records_wait()
+            assert 10 < store.tried < 90 and outbox.records_wait()
     assert sorted(store.names()) == ["ready.json", "records/a.json", "records/b.json"]
 
 

@@ -95,8 +95,8 @@ def test_in_full_it_is_the_librarys_own(settings, name):
 @pytest.mark.parametrize("name", SMALL)
 def test_in_small_it_passes_the_check(settings, name):
     result = checked(*file_of(settings, name), "bf16", batch=8)
-    # Whether making a batch is slow, or a CPU is free, depends on what else runs on this machine.
-    notes = [note for note in result["notes"] if not re.search("making a batch|busy", note)]
+    # Whether a CPU is free depends on what else runs on this machine.
+    notes = [note for note in result["notes"] if not re.search("busy", note)]
     assert (result["problem"], notes) == ("", [])
     assert 3e6 < result["figures"]["gradient_bytes"] < 15e6
 
