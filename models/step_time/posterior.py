@@ -16,11 +16,11 @@ from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
 from .residuals import Neighbours, Spreads, spreads_of, without_rows
 from .rows import Points, Rows
 
-# The doubt about clusters with twice the devices of the largest measured cluster, in standard
-# deviations of the kind's residuals. The variance grows with each doubling, because the library may
-# switch to another algorithm. On the groups for choosing, larger clusters of T4, 2080 Ti and V100
-# are off by 6, 7 and 38 %, where residuals vary by 6, 8 and 25 %.
-_PACE = 2.0
+# Doubt about clusters with twice the devices of the largest measured cluster, relative to the
+# standard deviation of residuals. Larger clusters of T4, 2080 Ti and V100 are off by 6, 7 and 38 %,
+# and their residuals vary by 6, 8 and 25 %. The second number is for a kind of device without
+# measured clusters, because residuals of kinds differ by a factor of about two.
+_DOUBT, _DOUBT_UNSEEN = 2.0, 4.0
 _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
@@ -126,8 +126,8 @@ class Posterior:
         inputs[:, _ROW_CODES] = rows.codes
         inputs[:, COLUMN["features"]] = rows.features
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
-        spread = spreads_of(self.spreads, rows)[:, :2]
-        inputs[:, COLUMN["pace"]] = _PACE * np.sqrt((spread**2).sum(axis=1))
+        spread = np.linalg.norm(spreads_of(self.spreads, rows)[:, :2], axis=1)
+        inputs[:, COLUMN["pace"]] = spread * np.where(reach > 2, _DOUBT, _DOUBT_UNSEEN)
         inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
         shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
