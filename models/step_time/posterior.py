@@ -18,9 +18,8 @@ from .rows import Points, Rows
 
 # Doubt about clusters with twice the devices of the largest measured cluster, relative to the
 # standard deviation of residuals. Larger clusters of T4, 2080 Ti and V100 are off by 6, 7 and 38 %,
-# and their residuals vary by 6, 8 and 25 %. The second number is for a kind of device without
-# measured clusters, because residuals of kinds differ by a factor of about two.
-_DOUBT, _DOUBT_UNSEEN = 2.0, 4.0
+# and their residuals vary by 6, 8 and 25 %.
+_DOUBT = 2.5
 _ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
 
 
@@ -127,7 +126,7 @@ class Posterior:
         inputs[:, COLUMN["features"]] = rows.features
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
         spread = np.linalg.norm(spreads_of(self.spreads, rows)[:, :2], axis=1)
-        inputs[:, COLUMN["pace"]] = spread * np.where(reach > 2, _DOUBT, _DOUBT_UNSEEN)
+        inputs[:, COLUMN["pace"]] = _DOUBT * spread
         inputs[:, COLUMN["beyond"]] = np.log2(np.maximum(rows.ranks / reach, 1.0))
         deviation = np.append(log_t1 - rows.points.mean, 0.0)[point]
         shift = (by_theta * (values - MEAN)).sum(axis=1) + by_t1 * deviation
