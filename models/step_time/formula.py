@@ -48,7 +48,7 @@ _STEP = 1e-4  # of finite differences
 # between workloads on a kind. The standard deviations of other parameters are in proportion.
 PARAMETERS: dict[str, Parameter] = {
     # log of (time of an exchange between machines / time at the usable rate)
-    "log_scale": Parameter(0.0, 0.7, 0.6, 0.2, strategy=0.5),
+    "log_scale": Parameter(0.0, 0.3, 0.87, 0.2, strategy=0.5),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
     "machines": Parameter(0.15, 0.3, 0.3, 0.1),
     "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines use a different all-reduce algorithm

@@ -76,10 +76,6 @@ _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shap
 # Length scales of the features of the residual (rows.py): octaves of the batch, of machines and of
 # devices per machine; unevenness; octaves of speed.
 BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
-# Standard deviation of log step seconds at twice the largest measured number of devices. The
-# variance grows with each doubling, because the library may switch to another algorithm. At twice
-# the measured devices, predictions are off by 6 % (T4), 7 % (2080 Ti) and 38 % (V100).
-_BEYOND_SD = 0.2
 _FREEDOM = 2.0  # degrees of freedom of Student's t, the noise of rows with outliers
 
 
@@ -92,6 +88,7 @@ _WIDTHS = {
     "shape": 4,  # shape of a transformer
     "transformer": 1,  # the same as "alone" for transformers, 0 for other networks
     "beyond": 1,  # doublings of devices beyond the largest measured cluster of the kind
+    "pace": 1,  # standard deviation of log step at the first of these doublings
     "broad": 1,  # standard deviation of the residual's component with long length scales
     "narrow": 1,  # standard deviation of the residual's component with short length scales
     "features": 5,  # features of the residual
@@ -151,7 +148,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
         yield None, same["mode"] * outer(name) * near
     # the covariance of a random walk over the doublings
     beyond: FloatArray = np.minimum(left["beyond"][:, None], right["beyond"])
-    yield None, _BEYOND_SD**2 * same["link"] * beyond
+    yield None, same["link"] * outer("pace") * beyond
     if Y is None:
         yield "noise of one device", np.diag(left["noise"])
 

@@ -55,7 +55,8 @@ EFFECTS: dict[str, Parameter] = {
     "growth": Parameter(all=0.1, workload=0.1, cell=0.02),
     "bandwidth": Parameter(all=0.25, network=0.1, workload=0.1),
     "rate": Parameter(all=0.25, network=0.1, workload=0.1),
-    "device": Parameter(kind=0.12, cell=0.08),
+    "device": Parameter(kind=0.12),
+    "network on device": Parameter(cell=0.08),
     "no data sheet": Parameter(kind=1.5),
     "unknown operations": Parameter(network=5.0, workload=0.5),
     "efficiency": Parameter(all=1.0, network=0.35, workload=0.25),
@@ -165,14 +166,14 @@ def prior(
         share = seconds / seconds.sum(axis=0)
         shape = np.log2(hidden), np.log2(batch * sequence), np.log2(sequence), float(recomputed)
         intensity = np.log(sheet.rate * 1e3 / sheet.bandwidth / _USUAL_INTENSITY)
-        effects = [0.0, 0.0, 0.0, 1.0, lacking, 0.0, 0.0, 0.0, 1.0, *share, intensity]
+        effects = [0.0, 0.0, 0.0, 1.0, 0.0, lacking, 0.0, 0.0, 0.0, 1.0, *share, intensity]
         mean = np.log(seconds.sum(axis=0)) + _INTENSITY * intensity
         return mean, _columns(*effects), _columns(*shape)
     known = float(flops > 0)
     work = float(np.log(flops * 2**middle / (_EFFICIENCY * USUAL[1] * 1e12))) if known else 0.0
     more = known * (work - _USUAL_WORK)
     mean = work + _BY_WORK * more + _GROWTH * octave - _BANDWIDTH * bandwidth - _RATE * rate
-    effects = [octave, bandwidth, rate, 1.0, lacking, 1 - known, known, more, *[0.0] * 5]
+    effects = [octave, bandwidth, rate, 1.0, 1.0, lacking, 1 - known, known, more, *[0.0] * 5]
     return mean, _columns(*effects), np.zeros((len(batch), 4))
 
 
