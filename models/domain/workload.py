@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
-import numpy as np
-
 from .cluster import Cluster
 from .numeric import BoolArray, IntArray
 
@@ -135,8 +133,10 @@ class Mode(NamedTuple):
         elif self.strategy == MSTOPK_SENT:  # devices of equal index exchange gradients
             able = (machines > 1) & (fewest == most)
         elif self.divided:
-            grids = [count for count in set(ranks.tolist()) if grid_shape(self.strategy, count)]
-            able = np.isin(ranks, grids)
+            able = ranks < 0
+            for count in set(ranks.tolist()):
+                if grid_shape(self.strategy, count):
+                    able |= ranks == count
         return able
 
     @property

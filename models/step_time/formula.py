@@ -42,18 +42,21 @@ from .one_device import Parameter
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _POWER = 1.25e8, 4.0
 _STEP = 1e-4  # of finite differences
+RDMA_GBPS = 100.0  # from this rate, collectives use RDMA (EFA, InfiniBand) instead of TCP
 
 
 # Seconds of exchanges between machines vary by a factor of two between kinds of device, and by 1.2
 # between workloads on a kind. The standard deviations of other parameters are in proportion.
 PARAMETERS: dict[str, Parameter] = {
     # log of (time of an exchange between machines / time at the usable rate)
-    "log_scale": Parameter(0.0, 0.3, 0.87, 0.2, strategy=0.5),
+    "log_scale": Parameter(0.0, 0.0, 0.6, 0.2, strategy=0.5, library=0.7),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
-    "machines": Parameter(0.15, 0.3, 0.3, 0.1),
-    "two": Parameter(0.2, 0.3, 0.4, 0.1),  # two machines use a different all-reduce algorithm
+    "machines": Parameter(0.15, 0.0, 0.3, 0.1, library=0.3),
+    "two": Parameter(
+        0.2, 0.0, 0.4, 0.1, library=0.3
+    ),  # two machines use a different all-reduce algorithm
     # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
-    "log_alpha": Parameter(-8.0, 0.7, 0.4, 0.3, strategy=0.7),
+    "log_alpha": Parameter(-8.0, 0.0, 0.4, 0.3, strategy=0.7, library=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)
     "log_last": Parameter(-0.7, 0.5, 0.2, 0.2),  # log of (the last bucket's size / 25 MiB)
     "log_inside": Parameter(0.6, 1.0, 0.8, 0.3, strategy=0.5),
@@ -211,10 +214,9 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
     Below 100 Gbit/s, collectives use TCP and reach about 15 Gbit/s (7 to 27 measured on links of 50
-    Gbit/s). From 100 Gbit/s, they use RDMA (EFA, InfiniBand) and reach 60 % of the nominal rate
-    (measured on p4d, p5 and ND40rs machines).
+    Gbit/s). With RDMA, they reach 60 % of the nominal rate (measured on p4d, p5 and ND40rs).
     """
-    return np.where(nominal < 100, np.minimum(nominal, 15.0), 0.6 * nominal)
+    return np.where(nominal < RDMA_GBPS, np.minimum(nominal, 15.0), 0.6 * nominal)
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

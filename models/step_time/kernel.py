@@ -20,9 +20,9 @@ from .rows import Points
 
 # Ways to group rows. Rows of a group share deviations. The first four are for deviations of log T1.
 # They group rows by kind of device, by network, by (workload, one-device mode), and by (workload,
-# one-device mode, kind). The last three are for deviations of theta. They group rows by the kind
-# with the slowest link, by strategy, and by (workload, mode, kind).
-CODES = ("kind", "network", "workload", "cell", "link", "strategy", "mode")
+# one-device mode, kind). The others are for deviations of theta. They group rows by the kind with
+# the slowest link, by strategy, by (workload, mode, kind), and by communication library.
+CODES = ("kind", "network", "workload", "cell", "link", "strategy", "mode", "library")
 _LINEAR = len(NAMES) + len(EFFECTS)
 THETA, T1 = slice(0, len(NAMES)), slice(len(NAMES), _LINEAR)
 
@@ -47,6 +47,7 @@ def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
 # learned factor on these standard deviations. None means that no factor is learned.
 _TERMS = (
     ("all", _spreads("all", (*NAMES, *EFFECTS)), None),
+    ("library", _spreads("library", NAMES), None),
     ("link", _spreads("kind", NAMES), "formula by kind"),
     ("strategy", _spreads("strategy", NAMES), "formula by strategy"),
     ("mode", _spreads("cell", NAMES), "formula by cell"),

@@ -37,8 +37,9 @@ class Parameter:
 
     A parameter is the sum of the mean and of a deviation at each level. The deviation at the level
     `all` is the same for all rows. The other levels have a deviation for each kind of device,
-    cell, strategy, neural network, or workload in one mode. A cell is a workload in one mode on one
-    kind of device.
+    cell, strategy, neural network, workload in one mode, or communication library. A cell is a
+    workload in one mode on one kind of device. The libraries are gloo, NCCL over TCP, and NCCL over
+    RDMA.
     """
 
     mean: float = 0.0
@@ -48,6 +49,7 @@ class Parameter:
     strategy: float = 0.0
     network: float = 0.0
     workload: float = 0.0
+    library: float = 0.0
 
 
 EFFECTS: dict[str, Parameter] = {

@@ -20,7 +20,7 @@ from .rows import Points, Rows
 # standard deviation of residuals. Larger clusters of T4, 2080 Ti and V100 are off by 6, 7 and 38 %,
 # and their residuals vary by 6, 8 and 25 %.
 _DOUBT = 2.5
-_ROW_CODES = slice(COLUMN["link"], COLUMN["mode"] + 1)
+_ROW_CODES = slice(COLUMN["link"], COLUMN["library"] + 1)
 
 
 class Beliefs(NamedTuple):
@@ -105,8 +105,9 @@ class Posterior:
 
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
-        # All rows of a cell have the same kind of device and strategy, and so the same parameters.
-        _, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
+        # Rows of a cell have the same kind of device and strategy, but may differ in the library.
+        keys = rows.cell + 1j * rows.codes[:, 3]
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         inputs = np.zeros((len(first), WIDTH))
         inputs[:, _ROW_CODES] = rows.codes[first]
         return (MEAN + self.process.deviations(inputs)[:, THETA])[which]

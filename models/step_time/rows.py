@@ -19,7 +19,7 @@ from .bytes_sent import (
     sent_between,
     tensor_bytes,
 )
-from .formula import BUCKET, Line, known_overlap
+from .formula import BUCKET, RDMA_GBPS, Line, known_overlap
 from .machine_specs import Machine, device_kind, sheet_of
 from .one_device import EFFECTS, Transformer, prior
 from .setup_arrays import SetupArrays
@@ -109,8 +109,8 @@ class Rows(Line):
         middle: (rows, members) position in `points` of the middle batch on the member's device.
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.
-        codes: (rows, 3) codes (`code_of`) of the kind of device, the strategy, and the cell. The
-            kind of device is that of the machine with the slowest link.
+        codes: (rows, 4) codes (`code_of`) of the kind of device, the strategy, the cell, and the
+            communication library. The machine with the slowest link decides the kind and library.
     """
 
     points: Points
@@ -226,9 +226,10 @@ class SetupFacts:
                 code_of("kind", names[name]),
                 code_of("strategy", mode.strategy) * mode.of_several,
                 code_of("mode", workload, mode, names[name]),
+                code_of("library", each.accelerated, each.bandwidth_gbps >= RDMA_GBPS),
             )
             for workload, mode, _ in groups
-            for name in range(len(names))
+            for name, each in enumerate(self.machines[name] for name in setups.names)
         ]
         return Rows(
             **self._exchange(setups, link),
@@ -240,7 +241,7 @@ class SetupFacts:
             devices=setups.layout,
             count=setups.count,
             accumulation=setups.accumulation,
-            codes=np.array(codes).reshape(-1, 3)[group * len(names) + link],
+            codes=np.array(codes).reshape(-1, 4)[group * len(names) + link],
             features=self._features(setups, link),
             noise_sd=np.zeros(len(group)),
         )
