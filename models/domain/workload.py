@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product, starmap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .cluster import Cluster
-from .numeric import BoolArray, IntArray
+
+if TYPE_CHECKING:  # published rows are read without NumPy
+    from .numeric import BoolArray, IntArray
 
 # fp32: products in 32 bits. tf32: tensor cores drop 13 bits of a factor. bf16 and fp16: autocast.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")

@@ -156,7 +156,8 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Replacements of lost machines have no start-up time. Times are seconds since the launch began. If the log cannot be written, no error is raised.
+    Times are seconds since the launch began. Replacements of lost machines have no start-up time.
+    If the log cannot be written, no error is raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:

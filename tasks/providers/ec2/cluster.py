@@ -73,7 +73,9 @@ class Ec2Cluster(RunningCluster):
     def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until the machines of one run, and send them their files.
 
-        Ends the machines of a failed attempt before the next attempt. Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
+        Ends the machines of a failed attempt before the next attempt.
+
+        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
         the lease cannot be written, and ProviderError for all other failures.
         """
         self._security_group = self._api.when_visible(self._secure)
