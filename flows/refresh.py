@@ -55,9 +55,9 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     """
     tell_all()
     provider = workspace.provider.name
+    prepare(workspace, refresh_id, max_usd)
     if provider == PROVIDER:
         load_public(workspace)
-    prepare(workspace, refresh_id, max_usd)
     measured = measure(refresh_id, provider, max_usd)
     promotion = retrain(refresh_id, provider)
     rows = publish(provider, refresh_id)

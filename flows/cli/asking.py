@@ -42,7 +42,7 @@ def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
     Raises BadParameter if the text has another form than `form`, or if the result is not above 0
     and at most 1e18.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]?)", text.strip().lower())
+    match = re.fullmatch(r"(\d*\.?\d+)\s*([a-z]?)", text.strip().lower())
     found = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
     if not 0 < found <= 1e18:
         raise typer.BadParameter(f"{text!r} is not of the form {form}")

@@ -35,7 +35,8 @@ def import_(
 
     found = settings()
     warehouse = open_warehouse(found)
-    warehouse.create()
+    if not dry_run:
+        warehouse.create()
     imported = import_measurements(
         warehouse,
         datetime.now(UTC),

@@ -15,7 +15,7 @@ from models.domain.suggestions import nearest_names
 from models.domain.workload import PRECISIONS, Mode
 from models.step_time.machine_specs import computes
 from warehouse.append import note_import, note_instance_types, note_workloads
-from warehouse.database import Connection, Warehouse, rows_of_query
+from warehouse.database import Connection, Warehouse, empty_warehouse, rows_of_query
 from warehouse.imports import (
     append_imports,
     changes,
@@ -109,7 +109,10 @@ def import_measurements(
     found, files = Imported(dry_run=dry_run), (measurements, workloads)
     facts = read_facts(workloads) if workloads else []
     described = [fact["workload"] for fact in facts]
-    with warehouse.transact() as connection:
+    stored = warehouse.exists() or not dry_run  # a dry run creates no file
+    with warehouse.transact() if stored else empty_warehouse().cursor() as connection:
+        if not stored:
+            connection.begin()
         if measurements:
             stage_measurements(connection, measurements, now)
             found.counts = staged_counts(connection)
@@ -123,7 +126,7 @@ def import_measurements(
         found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
         digests = [digest_of_file(path) if path else "" for path in files]
         found.import_id = PUBLIC_IMPORT
-        if measurements != MEASUREMENTS:
+        if digests[0] != digest_of_file(MEASUREMENTS):
             text = " ".join([*digests, *found.providers])
             found.import_id = hashlib.sha256(text.encode()).hexdigest()[:16]
         remember(connection)

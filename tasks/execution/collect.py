@@ -86,7 +86,7 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
         done = workspace.provider.reap(now)
     except NotSwept as error:
         unswept, done = error.unswept, error.done
-    say_all(done)
+    say_all([*done, *unswept.values()])
     workspace.warehouse.create()
     collected = collect(workspace, now)
     if not unswept:

@@ -30,6 +30,7 @@ ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process gro
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
 # Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
 MOST_REPLACEMENTS = 3
+_MOST_ELASTIC = 20  # the same for an elastic run, which measures losses
 # Seconds of a run besides its timed steps (`Item.most_s`): to build the model, to warm up, to agree
 # between the ranks, and to write and copy the record.
 _OVERHEAD_S = 10.0
@@ -71,8 +72,11 @@ def serve(
     except NoCapacity as error:
         served.unavailable = True
         not_served(served, job, "refused", str(error))
-    except (ProviderError, OSError) as error:
+    except ProviderError as error:
         not_served(served, job, "failed", str(error))
+    except OSError as error:
+        why = f"{error}: free some disk space, and run `srift reap` in case machines remain"
+        not_served(served, job, "failed", why)
     finally:
         write_rows(served)  # again, because deleted scratch files may have made room on a full disk
     laps.lap("release hosts")
@@ -237,7 +241,7 @@ class Session:
         self.run_setups[run_id].setdefault("losses", []).extend(losses)
         self.mailbox.put_setups(self.run_setups)
         self._forget(frozenset(ended.nodes))
-        for node in ended.nodes:
+        for node in ended.nodes if self.replaced < _MOST_ELASTIC else ():
             self._replace(node)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
@@ -375,6 +379,7 @@ class _Attempt:
         self.armed: set[int] = set()  # nodes whose workers have joined the process group
         self.is_measuring = False
         self.lose_at = math.inf
+        self._at, self._since = "", 0.0  # the current run, and when it began
 
     def under_way(self) -> str:
         """Return the id of the current run; "" if no run has started or every run has a record.
@@ -473,9 +478,12 @@ class _Attempt:
                 session.lose_meanwhile(missing[0].run_id, lost)
             else:
                 session.handle_loss(lost)
+        now, run = self.clock.monotonic(), missing[0]
+        if run.run_id != self._at:
+            self._at, self._since = run.run_id, now
         going, leaving_s = self.machines.leaving()
-        is_needed = self.plan.host in going or not going.isdisjoint(missing[0].needs)
-        ends_before = missing[0].most_s + _OVERHEAD_S <= leaving_s
+        is_needed = self.plan.host in going or not going.isdisjoint(run.needs)
+        ends_before = self._since + run.most_s + _OVERHEAD_S <= now + leaving_s
         if self.elastic or not is_needed or ends_before:
             return None
         reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"

@@ -58,9 +58,10 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         command = refresh_command(case.workspace.provider.name, "0")
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
-        name = case.workload.name
-        why = f"{name} was never measured in its present definition: run `srift measure {name}`"
-        return _no_runs(f"{why}, or import runs with `srift import`")
+        why = "import its flops_per_sample or measurements with `srift import FILE`"
+        if case.workload.name in {one.name for one in case.workspace.measurable}:
+            why = f"run `{refresh_command(case.workspace.provider.name, 'N')}`"
+        return _no_runs(f"the workload was never measured in its present definition: {why}")
     return _pilots(case, case.model, plan, sold, count)
 
 

@@ -41,7 +41,9 @@ def off_image(kind: InstanceType, image: str) -> str:
     if _ARM.match(kind.name):
         return f"{kind.name} has an ARM CPU, and the image is for x86"
     known = image.startswith(_IMAGE) and kind.device != "cpu"
-    if not known or family(kind.name) in IMAGE_FAMILIES:
+    before_2_10 = re.match(r"2\.\d-", image.removeprefix(_IMAGE))
+    families = IMAGE_FAMILIES - ({"g6f", "gr6f"} if before_2_10 else set())
+    if not known or family(kind.name) in families:
         return ""
     return f"the image of [ec2] ami_parameter does not run on {family(kind.name)} ({kind.device})"
 

@@ -59,7 +59,7 @@ class Ec2Market:
         A type has one on-demand offer in each region and one spot offer in each zone.
         """
         markets, by_region, advisor = self.choices.markets, self._live_types, Answer()
-        if "spot" in markets and self._given is None:
+        if "spot" in markets and self._given is None and not self.choices.emulated:
             advisor = ec2_api.spot_advisor()
         found: list[Offer] = []
         for region, types in by_region.items():
