@@ -165,7 +165,7 @@ MUTANTS = (
     _of("ledger-since", "models/monitoring/regret_ledger.py", r'used\[used\["measured_at"\] > used\["published_at"\]\]', "used",
         "models/monitoring/test_regret_ledger.py"),
     # Machines that go, and what they may see.
-    _of("spot-margin", "tasks/execution/session.py", r"missing\[0\]\.most_s \+ _OVERHEAD_S <= leaving_s", "True",
+    _of("spot-margin", "tasks/execution/session.py", r"self\._since \+ run\.most_s \+ _OVERHEAD_S <= now \+ leaving_s", "True",
         "tasks/execution/test_session.py"),
     _of("spot-notice", "tasks/node/on_ec2/metadata.py", r'("kind": )"interruption"', r'\1"rebalance"',
         "tasks/node/on_ec2/test_metadata.py"),
