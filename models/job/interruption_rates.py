@@ -3,7 +3,7 @@
     m_type      ~ lognormal around offset x the type's advised rate
     lambda_zone ~ Gamma(shape 1, mean m_type)
     N_window    ~ Poisson(lambda_zone hours G)
-    G           ~ Gamma(mean 1, variance bunching (1 + tau / (tau + hours)))
+    G           ~ Gamma(mean 1, variance = bunching + bunching x tau / (tau + hours))
 
 Rates are interruptions per machine-hour.
 
@@ -14,7 +14,7 @@ Rates are interruptions per machine-hour.
 - N_window: the number of interruptions in an observed period of `hours` machine-hours.
 - G: the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
   interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
-- `bunching`: the variance of the drift.
+- `bunching`: the variance of the drift. The second term is the variance of the rises.
 - tau: the typical duration of a rise, 24 hours.
 
 Observations move a zone's rate from the mean of its type towards the observed rate.

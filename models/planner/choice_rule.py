@@ -109,7 +109,7 @@ def misses(goal: Goal, chance: FloatArray) -> BoolArray:
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Return True if a row of the published table is too unlikely to keep its goal's limit."""
+    """Return True if the cluster in a published row probably misses the deadline or budget."""
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required
     return chance is not None and bool(chance < least - _ROUNDING)

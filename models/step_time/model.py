@@ -245,9 +245,9 @@ class StepTimeModel:
         return wait.joint(mean, covariance, noise, times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Return a (rows, count) array: joint draws of step seconds with the noise of a run.
+        """Return a (rows, count) array: random step seconds of new runs.
 
-        Draws are antithetic: the logs of a pair of draws are symmetric about the mean log.
+        A column has correlated step seconds of all setups. Draws are antithetic: the logs of a pair of draws are symmetric about the mean log.
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)

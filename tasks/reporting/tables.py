@@ -81,7 +81,8 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text, without columns that are empty in every row.
 
     columns: a line `heading: format` for each column. The format is a text for `str.format` with
-        the row's keys (see `_Cell`). A column whose format has a `:` is right-aligned.
+        the row's keys (see `_Cell`). A column of numbers, such as `{hours:.3g}`,
+        is right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     known = [defaultdict(lambda: None, row) for row in rows]

@@ -84,6 +84,7 @@ recommend conv --deadline 2h --tokens 2B
 recommend conv --deadline 2h --tokens 2B --samples 3
 recommend conv --budget 0
 recommend conv --budget inf
+recommend conv --budget nan
 recommend conv --deadline 2h --p-required 90
 size convv
 size conv --batch 0

@@ -11,6 +11,7 @@ from sklearn.base import clone
 
 from models.domain.numeric import Z_90
 from models.domain.workload import Mode
+from models.step_time.kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance
 from models.step_time.learning import learn_spreads
 from models.step_time.machine_specs import data_sheets
 from models.step_time.regressor import StepTimeRegressor
@@ -158,3 +159,16 @@ def test_few_workloads_on_a_kind_widen_the_intervals_of_the_next(gpus, without_m
     ]
     factor = (stats.t.ppf(0.95, workloads + 1) / Z_90) ** 2
     assert variances[0] / variances[1] == pytest.approx(np.full(len(held), factor))
+
+
+def test_only_machines_with_the_same_library_share_deviations_of_exchanges():
+    rows = np.zeros((3, WIDTH))
+    rows[:, 0], rows[:, COLUMN["library"]] = 1.0, [1, 1, 2]  # slopes in log_scale
+    shared = StepCovariance(LOG_SPREADS)(rows)
+    assert shared[0, 1] > 0 and shared[0, 2] == 0
+
+
+def test_doubt_beyond_measured_clusters_is_a_random_walk_with_the_pace_of_the_rows():
+    rows = np.zeros((2, WIDTH))
+    rows[:, COLUMN["link"]], rows[:, COLUMN["beyond"]], rows[:, COLUMN["pace"]] = 1, [1, 3], 0.1
+    assert StepCovariance(LOG_SPREADS)(rows) == pytest.approx(0.01 * np.array([[1, 1], [1, 3]]))

@@ -10,6 +10,7 @@ from tasks.data_files.imports import forget_import, import_measurements, list_im
 from tasks.data_files.measurements import ImportRefused
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON
+from warehouse.database import Warehouse
 from warehouse.reads import mart, training_frames
 
 LEAST = """workload,cluster,batch_per_device,step_s
@@ -175,7 +176,10 @@ def test_facts_make_rows_implausible(warehouse):
     assert_refused(warehouse, row(step_s=1e-5), FACTS)
 
 
-def test_a_dry_run_loads_nothing(warehouse):
+def test_a_dry_run_loads_nothing_and_creates_no_file(warehouse, tmp_path):
+    missing = Warehouse(tmp_path / "missing" / "warehouse.duckdb")
+    missing.path.parent.mkdir()
+    assert load(missing, dry_run=True).new > 0 and not missing.exists()
     found = load(warehouse, facts=FACTS, dry_run=True)
     assert (found.new, found.counts["facts of workloads"]["new"]) == (3, 1)
     assert list_imports(warehouse) == []
