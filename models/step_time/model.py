@@ -247,7 +247,8 @@ class StepTimeModel:
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: random step seconds of new runs.
 
-        A column has correlated step seconds of all setups. Draws are antithetic: the logs of a pair of draws are symmetric about the mean log.
+        A column has correlated step seconds of all setups. Draws are antithetic: the logs of a pair
+        of draws are symmetric about the mean log.
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)
