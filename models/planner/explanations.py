@@ -20,6 +20,7 @@ from .choice_rule import EVEN_ODDS
 # A setup counts as measured if it is less than this many doublings away from a measurement. A
 # doubling is a factor of two in batch, devices or machines.
 _MEASURED = 0.05
+_SMALL = 0.005  # probabilities below this are not mentioned
 _UNITS = {"usd": "dollars", "hours": "hours"}
 _LIMITS = {"usd": "budget", "hours": "deadline"}
 
@@ -94,20 +95,23 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
 
-    The text names the lowest limit that a cluster keeps with the required probability, and the
-    cluster that is most likely to keep the stated limit. `usable` has the positions in `costs` to
-    consider.
+    The text names the lowest limit that a cluster keeps with the required probability. It also
+    names the cluster that is most likely to keep the stated limit, if its probability is at least
+    0.5 %. `usable` has the positions in `costs` to consider.
     """
     what, drawn = goal.used, costs.drawn[goal.used][usable]
     required = EVEN_ODDS if goal.p_required is None else goal.p_required
     needed, chance = np.quantile(drawn, required, axis=1), (drawn <= goal.limit).mean(axis=1)
     asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
     near, bet = (costs.setups[usable[int(at)]].cluster for at in (needed.argmin(), chance.argmax()))
-    return (
+    said = (
         f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
-        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}; the best bet,"
-        f" {bet.name} ({bet.market}), meets {asked} with {chance.max():.0%} probability"
+        f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}"
     )
+    if chance.max() < _SMALL:
+        return said
+    bets = f"{bet.name} ({bet.market}), meets {asked} with {chance.max():.0%} probability"
+    return f"{said}; the best bet, {bets}"
 
 
 def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
