@@ -80,7 +80,7 @@ class Run(NamedTuple):
     batch: float
 
     def with_accumulation(self, gradients: float) -> "Run":
-        """Return the largest batch that fits in steps of several micro-steps.
+        """Return the run with a smaller batch, which fits if a step has several micro-steps.
 
         Micro-steps after the first hold gradients beside activations, so that fewer samples fit.
 

@@ -40,9 +40,9 @@ LOSS_KNOWN_WITHIN_S = 45.0  # wait for the provider or a missed heartbeat to ide
 def serve(
     provider: Provider, job: Job, *, stop_at: float, watch: Watch, clock: Clock | None = None
 ) -> Served:
-    """Run `job` on machines of `provider` until all runs are recorded or until `stop_at`.
+    """Rent the machines of `job` from `provider`, and measure the runs of `job` on them.
 
-    The machines are always released. Refused requests, errors of the provider and lost machines
+    The function ends when all runs have records, and at the latest at `stop_at`. The machines are always released. Refused requests, errors of the provider and lost machines
     become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
     the campaign can go on with its next launch.
 
@@ -365,7 +365,7 @@ class Session:
 
 
 class _Attempt:
-    """One execution of torchrun, which measures the runs of `plan` on the machines they need.
+    """Follows one execution of torchrun until it ends. The execution measures the runs of `plan`.
 
     An elastic run measures the cost of losing a machine, and is the only run of its attempt.
     """

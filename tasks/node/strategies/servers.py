@@ -34,7 +34,7 @@ def servers_of(name: str) -> int:
 
 
 class Servers:
-    """The parameter servers of strategy `name`, as a rank sees them.
+    """Exchanges gradients between a rank and the parameter servers of the strategy `name`.
 
     machines: the number of devices of each machine.
     ranks: the ranks that are servers.

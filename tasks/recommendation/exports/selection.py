@@ -152,7 +152,10 @@ class Selection:
         return warnings
 
     def _age_days(self, column: str) -> float:
-        """Return the days since the time in `column` of the requested row."""
+        """Return the age of the requested row in days.
+
+        column: the column with the start of the age, "price_as_of" or "published_at".
+        """
         age: timedelta = self.now - self.first.row[column]
         return age / timedelta(days=1)
 

@@ -187,7 +187,7 @@ def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named():
 
 @pytest.mark.parametrize(
     ("gib_a_sample", "batch", "reason"),
-    [(np.nan, 100, "cannot share"), (np.nan, 96, ""), (3.0, 96, "little memory"), (1.9, 96, "")],
+    [(np.nan, 100, "cannot share"), (np.nan, 96, ""), (3.0, 96, "has 2 GiB"), (1.9, 96, "")],
 )
 def test_what_devices_cannot_share_or_hold_is_reported(gib_a_sample, batch, reason):
     sold = [offer("small", instance_type=machine("small", devices=8))]

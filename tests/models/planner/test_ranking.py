@@ -60,6 +60,7 @@ def test_an_impossible_deadline_says_which_would_do_and_it_does():
     assert (row["rank"], row["status"], row["cluster"], row["usd"]) == (1, "infeasible", None, None)
     nearest = float(row["reason"].split("deadline of ")[1].split(" h")[0])
     assert asked(replace(DEADLINE, hours=nearest))[0]["status"] == "recommended"
+    assert "best bet" in asked(replace(DEADLINE, hours=0.99 * nearest))[0]["reason"]
     assert asked(replace(BUDGET, usd=0.0001))[0]["status"] == "infeasible"
     assert asked(replace(BUDGET, usd=0.0, p_required=None))[0]["status"] == "infeasible"
 

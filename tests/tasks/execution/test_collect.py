@@ -4,6 +4,7 @@ import fcntl
 import json
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from tasks.workspace.workspace import Workspace
 from tests.fakes import FakeProvider, armed, finished, ready, reported
 from tests.tasks.execution.test_session import KILLED, job, serve_fast
 from tests.warehouse.builders import NOON, PROFILE, fresh, known, record, setup
+from warehouse.database import WarehouseDamaged
 from warehouse.reads import mart
 
 
@@ -74,6 +76,17 @@ def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(tmp_path
     ended, loaded = raised.value.done
     assert ended == "machine i-1" and loaded.startswith("3 rows ")
     assert set(known(here.home)) == {"a", "b", "c"} and here.provider.over == []
+
+
+def test_what_could_not_be_checked_is_said_though_the_warehouse_fails(tmp_path, monkeypatch):
+    here, said = after(tmp_path), []
+    blind = NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1"])
+    monkeypatch.setattr(here.provider, "reap", Mock(side_effect=blind))
+    monkeypatch.setattr(here.warehouse, "create", Mock(side_effect=WarehouseDamaged("damaged")))
+    monkeypatch.setattr("tasks.execution.collect.say_all", said.extend)
+    with pytest.raises(WarehouseDamaged):
+        end_and_collect(here, NOON)
+    assert said == ["machine i-1", "the AWS session has expired"]
 
 
 def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):

@@ -189,6 +189,13 @@ ENDS = {
         f"d interrupted {NOTICE}",
         "t",
     ),
+    "a notice counts only the seconds that the run still needs": (
+        "b",
+        [*GOES, at("b"), *waits(50), noticed(14.0), reported("b")],
+        "b",
+        "",
+        "b",
+    ),
 }
 
 
@@ -228,6 +235,12 @@ def test_ctrl_c_leaves_a_row_of_the_run_under_way_and_releases_the_machines(tmp_
     assert provider.held == [] and (lease.mailbox / "done.json").exists()
     row = read_object(lease.mailbox / "controller/rows/b.json") or {}
     assert row["status"] == "interrupted" and "KeyboardInterrupt" in row["reason"]
+
+
+def test_a_full_disk_fails_the_launch_and_names_the_command_that_ends_machines(tmp_path):
+    full = OSError(28, "No space left on device")
+    seen = serve_fast(FakeProvider(tmp_path, (), acquired=fails(full)), job())
+    assert "No space left" in seen.outcome and "srift reap" in seen.rows[0]["reason"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):

@@ -129,6 +129,8 @@ def test_gpu_stands_for_the_families_of_the_image():
     assert off_image(volta, AMI_PARAMETER)
     assert wanted(gpu_types, [volta.name], AMI_PARAMETER) == [volta]
     assert wanted(gpu_types, ["gpu"], "/ours/ami") == gpu_types
+    older = wanted(gpu_types, ["gpu"], AMI_PARAMETER.replace("2.13", "2.9"))
+    assert IMAGE_FAMILIES - {family(kind.name) for kind in older} == {"g6f", "gr6f"}
 
 
 def test_processors_run_any_image_and_arm_none():
