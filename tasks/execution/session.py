@@ -42,9 +42,10 @@ def serve(
 ) -> Served:
     """Rent the machines of `job` from `provider`, and measure the runs of `job` on them.
 
-    The function ends when all runs have records, and at the latest at `stop_at`. The machines are always released. Refused requests, errors of the provider and lost machines
-    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
-    the campaign can go on with its next launch.
+    The function ends when all runs have records, and at the latest at `stop_at`. The machines are
+    always released. Refused requests, errors of the provider and lost machines become rows of the
+    result. ProviderError, OSError and WorkloadChanged are not raised, so that the campaign can go
+    on with its next launch.
 
     Args:
         provider: acquires the machines.
@@ -365,7 +366,7 @@ class Session:
 
 
 class _Attempt:
-    """Follows one execution of torchrun until it ends. The execution measures the runs of `plan`.
+    """Follows one execution of torchrun, which measures the runs of `plan`, until it ends.
 
     An elastic run measures the cost of losing a machine, and is the only run of its attempt.
     """
