@@ -106,6 +106,7 @@ class Posterior:
     def _values(self, rows: Rows) -> FloatArray:
         """Return a (rows, parameters) array: posterior means of the formula's parameters."""
         # Rows of a cell have the same kind of device and strategy, but may differ in the library.
+        # A complex number holds both codes, because np.unique is slow for rows of two numbers.
         keys = rows.cell + 1j * rows.codes[:, 3]
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         inputs = np.zeros((len(first), WIDTH))
