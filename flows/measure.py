@@ -12,7 +12,6 @@ from prefect import flow, task
 from flows.market import market
 from flows.reap import reap
 from models.campaign.shopping_list import PlannedLaunch
-from tasks.campaign.budget import Tally, keep_spending, money_short
 from tasks.campaign.campaign import (
     affordable,
     outdating,
@@ -21,7 +20,8 @@ from tasks.campaign.campaign import (
     within,
 )
 from tasks.campaign.named import Wish, case_of, clusters_of, launches_for, outcomes
-from tasks.doctor.report import refuse_unless_well
+from tasks.campaign.spending import Tally, keep_spending, money_short
+from tasks.doctor.checks import refuse_unless_well
 from tasks.execution.claims import claim, settle
 from tasks.execution.collect import collect_launch, refuse_unless_swept
 from tasks.execution.job import Served

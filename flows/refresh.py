@@ -11,7 +11,7 @@ from flows.publish import publish
 from flows.retrain import retrain
 from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
-from tasks.doctor.report import refuse_unless_well
+from tasks.doctor.checks import refuse_unless_well
 from tasks.reporting.progress import publish_summary, reporter, tell_all
 from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli import asking, files, installation, running
+from flows.cli import files, installation, pipeline, questions
 from flows.cli.errors import ExplainedGroup
 
 # With Python's default threshold of 700, garbage collection takes 20 % of a short command's time.
@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (running.app, asking.app, files.app, installation.app):
+for group in (pipeline.app, questions.app, files.app, installation.app):
     app.add_typer(group)
 
 

@@ -40,8 +40,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check what a refresh needs, and print a fix for each problem. Starts no machine."""
-    from tasks.doctor import findings
-    from tasks.doctor import report as checks
+    from tasks.doctor import checks, findings
 
     stated = settings()
     if print_policies:

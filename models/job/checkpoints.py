@@ -1,4 +1,6 @@
-"""Model the seconds to write or read a checkpoint, from its bytes and the instance type.
+"""Model the seconds and the interval of checkpoints.
+
+The seconds to write or read a checkpoint follow from its bytes and the instance type:
 
     line    = 3.6 s + 0.02 s/MB x size;  x = log line
     seconds = line exp(mu + u_type + b (x - mean x) + noise)
@@ -18,18 +20,28 @@ from numpy.typing import ArrayLike
 from ..domain.numeric import FloatArray
 from .log_seconds import LogSeconds
 
-_STATE_PER_WEIGHT = 3.0  # the weights and the two moments of Adam
 
+def best_interval(
+    checkpoint_hours: FloatArray | float, hazard_per_hour: FloatArray | float
+) -> FloatArray:
+    """Return Daly's optimal checkpoint interval: the hours of work between two checkpoints.
 
-def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
-    """Return the bytes of a checkpoint: `measured`, or an estimate from `gradient_bytes`.
-
-    Returns 0 if neither is known.
+    `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
+    of interruptions per hour.
     """
-    for known, factor in ((measured, 1.0), (gradient_bytes, _STATE_PER_WEIGHT)):
-        if known is not None and known > 0:
-            return factor * known
-    return 0.0
+    mean = 1 / np.maximum(hazard_per_hour, 1e-12)
+    ratio = checkpoint_hours / (2 * mean)
+    factor = 1 + np.sqrt(ratio) / 3 + ratio / 9
+    interval = np.sqrt(2 * checkpoint_hours * mean) * factor - checkpoint_hours
+    return np.where(checkpoint_hours < 2 * mean, interval, mean)
+
+
+def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -> FloatArray:
+    """Return the number of equal pieces into which checkpoints divide the work.
+
+    The number is the smallest with which no piece is longer than `interval_hours`.
+    """
+    return np.maximum(np.ceil(work_hours / np.maximum(interval_hours, 1e-9) - 1e-9), 1.0)
 
 
 def write_seconds(

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
+from ..domain.optimizer_state import checkpoint_bytes
 from ..domain.workload import Setup, Workload
-from .checkpoints import checkpoint_bytes
 from .duration import Conditions, drawn_hours, expected_hours, interruptions
 from .job_conditions import STATED, JobConditions, pools_of
 

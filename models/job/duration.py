@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaincinv, ndtri, pdtrik
 
 from ..domain.numeric import FloatArray, IntArray
+from .checkpoints import best_interval, pieces
 from .interruption_rates import passing
 
 STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
@@ -77,29 +78,6 @@ class Conditions(NamedTuple):
         return self._replace(
             startup_s=self.startup_s + seconds, replacement_s=self.replacement_s + seconds
         )
-
-
-def best_interval(
-    checkpoint_hours: FloatArray | float, hazard_per_hour: FloatArray | float
-) -> FloatArray:
-    """Return Daly's optimal checkpoint interval: the hours of work between two checkpoints.
-
-    `checkpoint_hours` is the time to write a checkpoint. `hazard_per_hour` is the expected number
-    of interruptions per hour.
-    """
-    mean = 1 / np.maximum(hazard_per_hour, 1e-12)
-    ratio = checkpoint_hours / (2 * mean)
-    factor = 1 + np.sqrt(ratio) / 3 + ratio / 9
-    interval = np.sqrt(2 * checkpoint_hours * mean) * factor - checkpoint_hours
-    return np.where(checkpoint_hours < 2 * mean, interval, mean)
-
-
-def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -> FloatArray:
-    """Return the number of equal pieces into which checkpoints divide the work.
-
-    The number is the smallest with which no piece is longer than `interval_hours`.
-    """
-    return np.maximum(np.ceil(work_hours / np.maximum(interval_hours, 1e-9) - 1e-9), 1.0)
 
 
 def expected_hours(work_hours: ArrayLike, conditions: Conditions) -> FloatArray:

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import Pool
+from ..domain.optimizer_state import checkpoint_bytes
 from ..domain.setup_table import Row, mode_of, row_key, rows_of
 from ..domain.workload import Goal, Mode
-from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import drawn_hours, expected_hours
 from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import drawn_meeting, losses, misses

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ..domain.cluster import Offer, Pool
 from ..domain.numeric import FloatArray, IntArray
+from ..domain.optimizer_state import checkpoint_bytes
 from ..domain.workload import Mode, Setup, Workload
-from ..job.checkpoints import checkpoint_bytes
 from ..job.duration import Conditions, expected_hours
 from ..job.job_conditions import STATED, JobConditions
 from ..step_time.model import StepTimeModel

@@ -1,16 +1,15 @@
 """Read the facts of instance types: CPU cores, network link, devices, memory and speed."""
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..domain.data_sheets import data_sheets, sheets_of
 from ..domain.setup_table import column
 from ..domain.workload import Mode
 from .one_device import UNKNOWN, Sheet
@@ -121,30 +120,13 @@ def _sheet(device: str, memory_gib: float) -> tuple[str, float, float]:
     Of the data sheets of `device`, the function reads the sheet with the memory size nearest to
     `memory_gib`. Without a data sheet, the result is (`device`, NaN, 128).
     """
-    sheets = _sheets(device)
+    sheets = sheets_of(device)
     if not len(sheets):
         return device, math.nan, _INSIDE_GBPS
     memory = sheets["memory_gb"]
     distance = np.abs(np.log(memory / (memory_gib or memory.iloc[0])))
     nearest = sheets.iloc[int(np.argmin(distance))]
     return str(nearest.name), float(nearest["fp32_tflops"]), float(nearest["link_gbps"])
-
-
-@cache
-def _sheets(device: str) -> pd.DataFrame:
-    """Return the data sheets of a device, one row per memory size."""
-    table = data_sheets()
-    return table[table.index.str.fullmatch(re.escape(device) + "( [0-9]+gb)?")]
-
-
-@cache
-def data_sheets() -> pd.DataFrame:
-    """Return the table gpu_data_sheets.csv, with the device as index.
-
-    Rates are without sparsity. The column `checked` has the URL of the page that confirms the row,
-    or NaN.
-    """
-    return pd.read_csv(Path(__file__).with_name("gpu_data_sheets.csv")).set_index("device")
 
 
 def computes(device: str, mode: Mode) -> bool:
@@ -158,7 +140,7 @@ def computes(device: str, mode: Mode) -> bool:
         return precision != "tf32" and not mode.offloaded
     if precision not in ("tf32", "bf16"):
         return True
-    own = _sheets(device.lower())
+    own = sheets_of(device)
     return not len(own) or bool(own["tf32_tflops"].notna().any())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.cluster import InstanceType
-from ..domain.numeric import Z_90, FloatArray
+from ..domain.numeric import FloatArray
 from ..domain.setup_table import column, require_known, types_of
 from ..domain.workload import MODE_COLUMNS, MODES, Mode, Workload
 from .dataset import (
@@ -33,7 +33,7 @@ from .input import Loaders, separated
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import doublings
-from .posterior import Beliefs, Posterior
+from .posterior import Beliefs, Posterior, interval
 from .rows import PROBE, Cell, SetupFacts, WorkloadFacts, code_of
 from .setup_arrays import SetupArrays, read_setups
 
@@ -189,15 +189,16 @@ class StepTimeModel:
         step = wait.step_s(rest, compute_part)
         by_rest, by_load = wait.slopes(rest, compute_part)
         variance = (variance + noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
-        half, share = np.exp(Z_90 * np.sqrt(variance)), rest / step
+        low, high = interval(step, variance)
+        share = rest / step
         uneven = (times.compute_s - times.mean_compute_s) / times.step_s * share
         exposed, loading = (1 - compute_part) * share, 1 - share
         labels = bottlenecks(exposed, uneven, loading=loading, machines=arrays.instances)
         return pd.DataFrame(
             {
                 "step_s": step,
-                "step_low_s": step / half,
-                "step_high_s": step * half,
+                "step_low_s": low,
+                "step_high_s": high,
                 "samples_per_s": arrays.samples / step,
                 "compute_s": compute_part * rest,
                 "communication_s": times.communication_s / times.step_s * rest,

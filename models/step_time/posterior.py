@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..domain.numeric import FloatArray
+from ..domain.numeric import Z_90, FloatArray
 from .formula import MEAN, Times, slopes, step_times
 from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
 from .residuals import Neighbours, Spreads, spreads_of, without_rows
@@ -37,6 +37,15 @@ class Beliefs(NamedTuple):
     variance: FloatArray
     noise: FloatArray
     times: Times
+
+
+def interval(median: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the lower and the upper end of 90 % intervals of seconds.
+
+    The logs of the seconds are normal, with medians log `median` and variances `variance`.
+    """
+    factor = np.exp(Z_90 * np.sqrt(variance))
+    return median / factor, median * factor
 
 
 class Linear(NamedTuple):

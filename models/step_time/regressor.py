@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from ..domain.numeric import Z_90, FloatArray, IntArray
+from ..domain.numeric import FloatArray, IntArray
 from .kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance, StepProcess, outlying_factor
 from .learning import learn_spreads, learned_spreads
-from .posterior import Posterior
+from .posterior import Posterior, interval
 from .residuals import ENOUGH, CellSpread, Neighbours, Spreads, fit_neighbours, scales, spreads_of
 from .rows import Rows
 
@@ -148,10 +148,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Rows, return_interval: bool = False) -> Any:
         """Return step seconds, or (seconds, lower, upper) with 90 % intervals of a new run."""
         beliefs = self.posterior_.beliefs(X)
+        median = np.exp(beliefs.mean)
         if not return_interval:
-            return np.exp(beliefs.mean)
-        half = Z_90 * np.sqrt(beliefs.variance + beliefs.noise)
-        return tuple(np.exp(beliefs.mean + sign * half) for sign in (0, -1, 1))
+            return median
+        return median, *interval(median, beliefs.variance + beliefs.noise)
 
     def sample_y(self, X: Rows, n_samples: int = 1, random_state: int = 0) -> FloatArray:
         """Return a (rows, n_samples) array of joint draws of step seconds."""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
+from ..domain.optimizer_state import checkpoint_bytes
 from ..domain.workload import UPDATES_SHARED, Mode
 from .bytes_sent import (
     COMMUNICATION,
@@ -29,8 +30,6 @@ PROBE = "(all-reduce alone)"  # placeholder for the workload of all-reduces with
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0
 _USUAL_TOKENS = 2.0**14  # default tokens of a device in a micro-step
 _BLOCKS = 8.0  # blocks of weights in a sharded mode, if the layers are unknown (node/switches.py)
-# Bytes of weights and of Adam's two moments, per byte of gradients.
-_STATE_PER_GRADIENT = 3.0
 _BESIDE = 0.95  # fraction of compute during which blocks of weights can be gathered
 _EVERYTHING = 1e18  # size of the last bucket if the backward pass waits for all exchanges
 
@@ -59,7 +58,7 @@ class WorkloadFacts:
     @property
     def state_bytes(self) -> float:
         """Return the bytes of weights and optimizer states; if unknown, an estimate for Adam."""
-        return self.checkpoint_bytes or _STATE_PER_GRADIENT * self.gradient_bytes
+        return checkpoint_bytes(self.gradient_bytes, self.checkpoint_bytes)
 
     @property
     def blocks(self) -> float:

@@ -44,7 +44,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .budget import Tally, allowance, patience_s
+from .spending import Tally, allowance, patience_s
 
 # A campaign plans at most this number of lists of launches. With a champion (the model in use), a
 # list counts only if it led to no new record.

@@ -22,9 +22,9 @@ from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
 from ..workspace.workspace import Workspace, open_workspace
-from .budget import Tally, allowance
 from .campaign import list_of, outdating
 from .named import Wish, case_of, launches_for
+from .spending import Tally, allowance
 
 
 def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> list[Row]:

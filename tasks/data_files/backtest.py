@@ -11,7 +11,7 @@ from models.step_time.dataset import TrainingData
 from warehouse.export import write_whole
 
 from .catalogue import read_catalogue
-from .measurements import ImportRefused, read_facts, read_frame, read_table
+from .file_reader import ImportRefused, read_facts, read_frame, read_table
 
 SEED = 0
 

@@ -7,7 +7,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..providers.ec2.catalogue import device_tflops
-from .measurements import read_descriptions
+from .file_reader import read_descriptions
 
 _COLUMNS = ["name", "devices", "device", "cores", "bandwidth_gbps", "memory_gib"]
 _COLUMNS += ["device_memory_gib", "device_tflops"]

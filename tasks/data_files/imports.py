@@ -16,7 +16,7 @@ from models.domain.workload import PRECISIONS, Mode
 from models.step_time.machine_specs import computes
 from warehouse.append import note_import, note_instance_types, note_workloads
 from warehouse.database import Connection, Warehouse, empty_warehouse, rows_of_query
-from warehouse.imports import (
+from warehouse.import_columns import (
     append_imports,
     changes,
     counted_before,
@@ -30,7 +30,7 @@ from ..providers.ec2.catalogue import most_tflops
 from ..reporting.progress import reporter
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace, known_devices, refresh_command
-from .measurements import (
+from .file_reader import (
     ImportRefused,
     digest_of_file,
     read_facts,

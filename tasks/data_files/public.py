@@ -14,7 +14,7 @@ from warehouse.reads import mart
 
 from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
-from .measurements import read_facts
+from .file_reader import read_facts
 
 PROVIDER = "ec2"
 PUBLIC_IMPORT = "public-steps"  # warehouse/staging recognizes public rows by the prefix `public-`

@@ -14,8 +14,8 @@ from models.monitoring.drift import drift_sentence
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import STALE_AFTER_H, ledger_summary, read_published
 
+from ..doctor.checks import examine_home
 from ..doctor.findings import problems
-from ..doctor.report import examine_home
 from ..reporting.tables import cautions_in
 from ..workspace.locking import at_work
 from ..workspace.workspace import PROVIDERS, Workspace, open_workspace, provider_of, refresh_command

@@ -12,8 +12,8 @@ import pandas as pd
 import typer
 
 from models.domain.cluster import Cluster, Offer, parse_numbers
+from models.domain.optimizer_state import checkpoint_bytes
 from models.domain.workload import Goal, Setup, Workload
-from models.job.checkpoints import checkpoint_bytes
 from models.job.duration import expected_hours
 from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import experience_of

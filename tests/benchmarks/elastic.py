@@ -25,11 +25,11 @@ import typer
 
 from models.campaign.candidates import PlannedRun
 from models.domain.cluster import Cluster, parse_cluster
-from models.job.checkpoints import checkpoint_bytes
-from models.job.duration import best_interval
+from models.domain.optimizer_state import checkpoint_bytes
+from models.job.checkpoints import best_interval
 from models.job.job_conditions import pools_of
-from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
+from tasks.campaign.spending import Tally
 from tasks.execution.collect import collect_launch
 from tasks.market.job_conditions import experience_of
 from tasks.market.offers import current_offers

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import typer
 
+from models.domain.data_sheets import data_sheets
 from models.step_time.dataset import TrainingData
-from models.step_time.machine_specs import data_sheets
 from tasks.data_files.public import FACTS
 from tasks.workspace.blas_threads import one_thread
 from tests.benchmarks.claims import ROOT, Claim, Write, report

@@ -17,8 +17,8 @@ from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, parse_cluster, parse_numbers
 from models.domain.workload import MODE_COLUMNS, Mode
-from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
+from tasks.campaign.spending import Tally
 from tasks.execution.collect import collect_launch
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
 from tasks.reporting.progress import reporter

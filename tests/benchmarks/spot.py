@@ -16,8 +16,8 @@ import typer
 from models.domain.cluster import Pool as Offered
 from models.domain.numeric import Z_90, FloatArray
 from models.job.capacity import fit_startup
-from models.job.checkpoints import fit_checkpoints, write_seconds
-from models.job.duration import best_interval, drawn_hours, expected_hours, pieces
+from models.job.checkpoints import best_interval, fit_checkpoints, pieces, write_seconds
+from models.job.duration import drawn_hours, expected_hours
 from models.job.interruption_rates import HazardModel, fit_hazard
 from models.job.job_conditions import JobConditions
 from tests.benchmarks.claims import Claim, Write, report, show

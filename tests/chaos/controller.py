@@ -15,8 +15,8 @@ from pathlib import Path
 from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.campaign.budget import Tally
 from tasks.campaign.campaign import serve_launch
+from tasks.campaign.spending import Tally
 from tasks.execution.collect import collect_launch, end_and_collect
 from tasks.market.offers import current_offers, note_definitions, snapshot_offers
 from tasks.providers.base import NotSwept

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from tasks.campaign import budget, campaign
+from tasks.campaign import campaign, spending
 from tasks.execution import job, mailbox, session
 from tasks.execution.job import Clock
 from tasks.providers.ec2 import mailbox_s3
@@ -50,8 +50,8 @@ def mortal(world, offers):
     replaced = [
         (campaign, "datetime", Moment),
         (session, "Clock", lambda: clock),
-        (budget, "time", SimpleNamespace(monotonic=clock.monotonic)),
-        (budget, "current_offers", lambda here: offers),
+        (spending, "time", SimpleNamespace(monotonic=clock.monotonic)),
+        (spending, "current_offers", lambda here: offers),
         (Warehouse, "create", lambda self: None),  # the template has its tables
         (Warehouse, "transact", _transact(world, Warehouse.transact)),
         (Ec2Provider, "acquire", _mirrored(world, Ec2Provider.acquire)),

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks.campaign.budget import spent_this_month
+from tasks.campaign.spending import spent_this_month
 from tasks.execution.collect import refuse_unless_swept
 from tasks.providers.base import NotSwept, ProviderError
 from tasks.providers.ec2.leases import Ec2Leases

@@ -25,7 +25,7 @@ def _of(name, file, old, new, tests):
 _STEP = "models/step_time/model.py"
 _BASE = "tasks/providers/base.py"
 _LEASES, _EC2, _LOCAL = "tasks/providers/leases.py", "tasks/providers/ec2", "tasks/providers/local"
-_T_EC2, _T_BUDGET = "tasks/providers/ec2", "tasks/campaign/test_budget.py"
+_T_EC2, _T_SPENDING = "tasks/providers/ec2", "tasks/campaign/test_spending.py"
 
 MUTANTS = (
     # What no test held in November 2026.
@@ -33,10 +33,10 @@ MUTANTS = (
         "models/planner/test_batch_split.py"),
     _of("fence-root", "tasks/node/on_ec2/metadata_fence.py", r'return f"root cannot reach the service either[^"]*"', 'return ""',
         "tasks/node/on_ec2/test_metadata_fence.py"),
-    _of("affords-dollars", "tasks/campaign/budget.py", r" and \w+\.usd \+ launch\.est_usd <= \w+\.cap_usd", "",
-        "tasks/campaign/test_budget.py"),
-    _of("affords-time", "tasks/campaign/budget.py", r"time\.monotonic\(\) < \w+\.stop_at and ", "",
-        "tasks/campaign/test_budget.py"),
+    _of("affords-dollars", "tasks/campaign/spending.py", r" and \w+\.usd \+ launch\.est_usd <= \w+\.cap_usd", "",
+        "tasks/campaign/test_spending.py"),
+    _of("affords-time", "tasks/campaign/spending.py", r"time\.monotonic\(\) < \w+\.stop_at and ", "",
+        "tasks/campaign/test_spending.py"),
     _of("upload-size", f"{_EC2}/mailbox_s3.py", r" and bool\(.* <= MOST_BYTES\)", "", f"{_T_EC2}/test_cluster.py"),
     _of("speed-majority", "models/step_time/dataset.py", r"if 2 \* int\(known\.sum\(\)\) <= .*:", "if False:",
         "models/step_time/test_dataset.py"),
@@ -72,13 +72,13 @@ MUTANTS = (
         "flows/test_refresh.py"),
     # Money.
     _of("worst-case", "tasks/campaign/campaign.py", r"if allowed\.refusal:", "if False:",
-        "tasks/campaign/test_budget.py"),
+        "tasks/campaign/test_spending.py"),
     _of("tightest-cap", "models/campaign/budget.py", r"min\(caps, key=lambda cap: cap\.left_usd\)", "caps[0]",
         "models/campaign/test_budget.py"),
     _of("billed-minutes", "models/campaign/budget.py", r"_MINUTE_S \* math\.ceil\(deadline_s / _MINUTE_S\)",
         "deadline_s", "models/campaign/test_budget.py"),
-    _of("committed", "tasks/campaign/budget.py", r"committed_usd=sum\(committed\.values\(\)\)", "committed_usd=0.0",
-        "tasks/campaign/test_budget.py"),
+    _of("committed", "tasks/campaign/spending.py", r"committed_usd=sum\(committed\.values\(\)\)", "committed_usd=0.0",
+        "tasks/campaign/test_spending.py"),
     _of("campaign-dollars", "models/campaign/shopping_list.py", r"self\.max_usd - sum\(.*\),", "self.max_usd,",
         "models/campaign/test_shopping_list.py"),
     _of("lease-first", f"{_EC2}/cluster.py", r"self\.keep\(self\.lease\.with_request\(request\)\)(\n +ids)",
@@ -121,7 +121,7 @@ MUTANTS = (
     _of("null-ec2-price", f"{_EC2}/prices.py", r"usd if math\.isfinite\(usd\) and usd > 0 else None", "usd",
         f"{_T_EC2}/test_prices.py"),
     _of("digest-rows", "warehouse/marts/runs.sql", r"workload_same and ", "", "warehouse/test_marts.py"),
-    _of("import-whole", "tasks/data_files/measurements.py",
+    _of("import-whole", "tasks/data_files/file_reader.py",
         r"    if wrong(:\n        raise ImportRefused\(path, wrong\))", r"    if False\1",
         "tasks/data_files/test_imports.py"),
     # The model.
@@ -129,7 +129,7 @@ MUTANTS = (
         "models/monitoring/test_promotion.py"),
     _of("promotion-setups", "models/monitoring/promotion.py", r"_FEWEST_SETUPS = 3", "_FEWEST_SETUPS = 1",
         "models/monitoring/test_promotion.py"),
-    _of("interval-width", _STEP, r"np\.exp\(Z_90 \* np\.sqrt\(variance\)\)", "np.exp(0.5 * Z_90 * np.sqrt(variance))",
+    _of("interval-width", "models/step_time/posterior.py", r"np\.exp\(Z_90 \* np\.sqrt\(variance\)\)", "np.exp(0.5 * Z_90 * np.sqrt(variance))",
         "models/step_time/test_model.py"),
     _of("run-noise", _STEP, r"np\.maximum\(found\.noise, run_sd\*\*2\)", "found.noise",
         "models/step_time/test_regressor.py"),
@@ -218,10 +218,10 @@ MUTANTS = (
         "models/planner/test_placement.py"),
     _of("too-large", f"{_LOCAL}/catalogue.py", r"if cores > most_cores\(\) \+ 1e-9:(?=\n +return f\x22\{cluster)",
         "if False:", f"{_T_EC2[:-4]}/local/test_catalogue.py"),
-    _of("prices-old", "tasks/campaign/budget.py", r"if now - priced_at > PRICES_LAST:", "if False:", _T_BUDGET),
-    _of("prices-estimated", "tasks/campaign/budget.py", r"if estimated is not None:", "if False:", _T_BUDGET),
-    _of("spent-unreadable", "tasks/campaign/budget.py", r'return float\("inf"\), str\(error\)', "kept = {}", _T_BUDGET),
-    _of("spent-kept", f"{_EC2}/leases.py", r"( +)self\.note_spent\(lease_id, .*", r"\1pass", _T_BUDGET),
+    _of("prices-old", "tasks/campaign/spending.py", r"if now - priced_at > PRICES_LAST:", "if False:", _T_SPENDING),
+    _of("prices-estimated", "tasks/campaign/spending.py", r"if estimated is not None:", "if False:", _T_SPENDING),
+    _of("spent-unreadable", "tasks/campaign/spending.py", r'return float\("inf"\), str\(error\)', "kept = {}", _T_SPENDING),
+    _of("spent-kept", f"{_EC2}/leases.py", r"( +)self\.note_spent\(lease_id, .*", r"\1pass", _T_SPENDING),
     _of("wheels-alone", "tasks/node/requirements.py", r"if not is_plain\(line, root\):", "if False:",
         "tasks/node/test_requirements.py"),
 )  # fmt: skip

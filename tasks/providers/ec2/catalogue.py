@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from models.domain.cluster import InstanceType
+from models.domain.data_sheets import sheets_of
 
 Answer = Mapping[str, Any]
 
@@ -53,44 +54,26 @@ def family(instance_type: str) -> str:
     return instance_type.partition(".")[0]
 
 
-# Peak TFLOP/s of one device: (fp32 without tensor cores, 16-bit floats on tensor cores without
-# sparsity). Source: NVIDIA's data sheets in November 2026. A10G has the fp32 rate of A10. From
-# Ampere on, the TF32 rate is half the 16-bit rate, and the FP8 rate is twice the 16-bit rate. V100
-# and T4 have neither TF32 nor FP8.
-_TFLOPS = {
-    "k80": (4.4, 4.4),  # a K80 board has two GPUs; rate of one GPU at its boost clock
-    "m60": (4.8, 4.8),  # an M60 board has two GPUs; rate of one GPU
-    "v100": (15.7, 125.0),
-    "t4": (8.1, 65.0),
-    "t4g": (8.1, 65.0),
-    "a10g": (31.2, 125.0),
-    "a100": (19.5, 312.0),
-    "l4": (30.3, 121.0),
-    "l40s": (91.6, 362.0),
-    "h100": (67.0, 989.0),
-    "h200": (67.0, 989.0),
-}
-_BEFORE_AMPERE = {"v100", "t4", "t4g"}
-
-
 def device_tflops(device: str) -> float | None:
     """Return the peak fp32 TFLOP/s of one device without tensor cores; None if unknown."""
-    return _TFLOPS.get(device.lower(), (None, None))[0]
+    sheets = sheets_of(device)
+    return float(sheets["fp32_tflops"].iloc[0]) if len(sheets) else None
 
 
 def most_tflops(device: str, precision: str) -> float | None:
     """Return an upper bound on one device's TFLOP/s in `precision`; None if the device is unknown.
 
-    The bound for fp32 includes TF32, which PyTorch's convolutions use by default. `device` may be a
-    fraction of a GPU, such as "L4 1/2".
+    The bound for fp32 includes TF32, which PyTorch's convolutions use by default. The FP8 rate of a
+    GPU is at most twice its 16-bit rate. `device` may be a fraction of a GPU, such as "L4 1/2".
     """
-    name, _, divisor = device.lower().partition(" 1/")
-    if name not in _TFLOPS:
+    name, _, divisor = device.partition(" 1/")
+    sheets = sheets_of(name)
+    if not len(sheets):
         return None
-    fp32, half = _TFLOPS[name]
-    tf32 = fp32 if name in _BEFORE_AMPERE else max(fp32, half / 2)
+    half = sheets["fp16_tflops"].max()
+    tf32 = sheets[["fp32_tflops", "tf32_tflops"]].max(axis=None)
     whole = {"fp16": half, "bf16": half, "fp8": 2 * half}.get(precision, tf32)
-    return whole / float(divisor or 1)
+    return float(whole) / float(divisor or 1)
 
 
 def instance_type_of(answer: Answer) -> InstanceType:

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from models.domain.numeric import Z_90
-from models.job.checkpoints import PRIOR, checkpoint_bytes, fit_checkpoints, write_seconds
+from models.domain.optimizer_state import checkpoint_bytes
+from models.job.checkpoints import PRIOR, fit_checkpoints, write_seconds
 
 
 def written(a, k, types):

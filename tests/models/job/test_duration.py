@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.job.checkpoints import best_interval
 from models.job.duration import (
     Conditions,
-    best_interval,
     drawn_hours,
     expected_hours,
     interruptions,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from models.domain.data_sheets import data_sheets
 from models.step_time.machine_specs import (
     Machine,
-    data_sheets,
     device_kind,
     read_machines,
     sheet_of,

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 from sklearn.base import clone
 
+from models.domain.data_sheets import data_sheets
 from models.domain.numeric import Z_90
 from models.domain.workload import Mode
 from models.step_time.kernel import COLUMN, LOG_SPREADS, WIDTH, StepCovariance
 from models.step_time.learning import learn_spreads
-from models.step_time.machine_specs import data_sheets
 from models.step_time.regressor import StepTimeRegressor
 from models.step_time.residuals import ENOUGH, CellSpread, spreads_of
 from tests.models.step_time.cases import error, fitted, inside, seconds, sound, width

@@ -8,7 +8,7 @@ import pandas as pd
 from models.domain.cluster import Cluster
 from models.domain.workload import Mode
 from tasks.campaign import campaign, dry_run
-from tasks.campaign.budget import Tally
+from tasks.campaign.spending import Tally
 from tasks.execution.collect import Collected
 from tasks.execution.job import Served
 from tasks.workspace.workspace import Workspace

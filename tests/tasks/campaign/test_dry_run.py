@@ -13,9 +13,9 @@ from models.campaign.budget import billed_s, dearest_usd_per_hour
 from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.campaign import budget as caps
 from tasks.campaign import dry_run
-from tasks.campaign.budget import Tally
+from tasks.campaign import spending as caps
+from tasks.campaign.spending import Tally
 from tasks.execution import data as execution_data
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import attempts

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from tasks.data_files.backtest import backtest
-from tasks.data_files.measurements import ImportRefused
+from tasks.data_files.file_reader import ImportRefused
 
 TRAIN = """workload,cluster,layout,batch_per_device,step_s,sync_s
 tiny,1xg9.big,1,8,0.026,0

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
+from tasks.data_files.file_reader import ImportRefused
 from tasks.data_files.imports import forget_import, import_measurements, list_imports
-from tasks.data_files.measurements import ImportRefused
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON
 from warehouse.database import Warehouse

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.campaign.budget import Tally, caps_of
+from tasks.campaign.spending import Tally, caps_of
 from tasks.execution.claims import claim, settle
 from tasks.execution.collect import end_and_collect
 from tasks.providers.base import NotSwept

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from models.domain.cluster import Cluster
+from tasks.doctor.checks import examine, refuse_unless_well
 from tasks.doctor.findings import as_json, as_text
-from tasks.doctor.report import examine, refuse_unless_well
 from tasks.execution.collect import collect
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError

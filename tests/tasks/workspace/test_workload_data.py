@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.doctor.report import refuse_unless_well
+from tasks.doctor.checks import refuse_unless_well
 from tasks.workspace import workload_data
 from tasks.workspace.settings import SettingsError, load_settings
 from tasks.workspace.workload_data import BadData, source_of

@@ -75,7 +75,7 @@ def test_a_machine_is_what_its_devices_are(changed, device):
     [
         ("t4", "fp32", 8.1),  # it has no TF32
         ("A100", "fp32", 156.0),  # TF32, which PyTorch's convolutions use unless set otherwise
-        ("H100", "fp8", 1978.0),
+        ("H100", "fp8", 1978.8),
         ("L4 1/2", "bf16", 60.5),
         ("Z1", "fp32", None),
     ],

@@ -38,7 +38,7 @@ def refresh(
         return
     with _server(provider, max_usd):
         from flows.refresh import refresh as flow
-        from tasks.campaign.budget import keep_spending
+        from tasks.campaign.spending import keep_spending
         from tasks.workspace.workspace import open_workspace
 
         if month_spent is not None:

@@ -27,7 +27,7 @@ from models.domain.suggestions import NAME_PATTERN
 from models.domain.workload import MODES, PRECISIONS, STRATEGIES
 from warehouse.append import in_utc
 from warehouse.database import Connection
-from warehouse.imports import COLUMNS, Problem, problems, scratch, stage, staged_frame
+from warehouse.import_columns import COLUMNS, Problem, problems, scratch, stage, staged_frame
 
 from ..reporting.progress import reporter
 from ..workspace.workspace import PROVIDERS

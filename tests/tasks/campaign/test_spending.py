@@ -12,9 +12,9 @@ from models.campaign.budget import billed_s
 from models.campaign.candidates import PlannedRun
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster
-from tasks.campaign import budget as caps
 from tasks.campaign import campaign
-from tasks.campaign.budget import RELEASE_S, Tally
+from tasks.campaign import spending as caps
+from tasks.campaign.spending import RELEASE_S, Tally
 from tasks.execution.data import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
 from tasks.market.offers import note_definitions, snapshot_offers

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks.doctor import report as doctor
+from tasks.doctor import checks as doctor
 from tasks.doctor.aws import examine_ec2
-from tasks.doctor.report import examine, refuse_unless_well
+from tasks.doctor.checks import examine, refuse_unless_well
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2 import api as ec2_api
 from tasks.providers.ec2.api import boto_clients

@@ -1,0 +1,14 @@
+"""Estimate the bytes of a training's state: the weights, and the states of the optimizer."""
+
+_PER_GRADIENT = 3.0  # the weights and the two moments of Adam
+
+
+def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None) -> float:
+    """Return the bytes of a checkpoint: `measured`, or an estimate from `gradient_bytes`.
+
+    Returns 0 if neither is known.
+    """
+    for known, factor in ((measured, 1.0), (gradient_bytes, _PER_GRADIENT)):
+        if known is not None and known > 0:
+            return factor * known
+    return 0.0
