@@ -35,7 +35,7 @@ def checkpoint_bytes(gradient_bytes: float | None, measured: float | None = None
 def write_seconds(
     model: LogSeconds, state_bytes: float, types: Sequence[str]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (types,) arrays: median seconds of a checkpoint, and log standard deviations.
+    """Return two (types,) arrays: median write seconds, and standard deviations of log seconds.
 
     `model` is the result of `fit_checkpoints`. `state_bytes` is the size of the checkpoint. `types`
     are names of instance types.

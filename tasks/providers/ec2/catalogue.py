@@ -15,7 +15,8 @@ Answer = Mapping[str, Any]
 
 # In [ec2] instance_types, this pattern matches all types with NVIDIA GPUs that the image supports.
 GPU = "gpu"
-# Types with NVIDIA GPUs and an ARM CPU: Graviton (g5g) and Grace (p6e-gb200).
+# Types with an ARM CPU: Graviton (g5g, m7g) and Grace (p6e-gb200). Graviton types with a suffix
+# after the "g", such as c7gn and x2gd, are not matched.
 _ARM = re.compile(r"[a-z]+\d+[a-z]*(g|-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
 _ROUNDED = 1.01  # EC2 rounds the rate of a machine: 133.333 becomes 133.33
@@ -55,8 +56,8 @@ def family(instance_type: str) -> str:
 
 # Peak TFLOP/s of one device: (fp32 without tensor cores, 16-bit floats on tensor cores without
 # sparsity). Source: NVIDIA's data sheets in November 2026. A10G has the fp32 rate of A10. From
-# Ampere on, the TF32 rate is half the 16-bit rate, and the FP8 rate is twice the 16-bit rate. V100
-# and T4 have neither TF32 nor FP8.
+# Ampere on, the TF32 rate is half the 16-bit rate. From Ada and Hopper on, the FP8 rate is twice
+# the 16-bit rate. V100 and T4 have no TF32.
 _TFLOPS = {
     "k80": (4.4, 4.4),  # a K80 board has two GPUs; rate of one GPU at its boost clock
     "m60": (4.8, 4.8),  # an M60 board has two GPUs; rate of one GPU
