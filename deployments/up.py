@@ -66,9 +66,10 @@ class Child:
             raise UpError(f"{self.name} ended. The last lines of {self.log} are:\n{tail}")
 
     def end(self) -> int:
-        """Terminate the process and its flow runs. After GRACE_S seconds, kill what still runs.
+        """Terminate the process and its flow runs.
 
-        Returns the number of killed descendants of the process.
+        Processes that still run after GRACE_S seconds are killed. Returns the number of killed
+        descendants of the process.
         """
         try:
             first = psutil.Process(self.process.pid)
@@ -122,7 +123,7 @@ class Service:
         }
 
     def spawn(self, name: str, command: str, *words: str, **env: str) -> Child:
-        """Start a program of this Python environment, which also ends when this script ends.
+        """Start a program of this Python environment. The program ends when this script ends.
 
         name: the name of the process and of its log file.
         command: the program and its arguments, separated by spaces.
@@ -219,8 +220,8 @@ class Service:
 def settle(client: SyncPrefectClient) -> None:
     """Cancel flow runs that were due while no worker ran. Mark interrupted flow runs as crashed.
 
-    Without this, the worker would start all missed refreshes at once, each with its full dollar
-    cap.
+    If missed refreshes were not cancelled, all would start at once, each with its full dollar cap.
+    If machines share the Prefect database, no flow run is marked as crashed.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})

@@ -1,6 +1,6 @@
 """The flows that rent clusters and measure on them, under a dollar cap.
 
-The results of a cluster are loaded before the next cluster is chosen.
+The measurements of a launch are loaded before the next launch starts.
 """
 
 from collections.abc import Iterable
@@ -79,9 +79,10 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters of `wish`, or else on the most informative clusters.
+    """Measure a workload on the clusters that `wish` names.
 
-    The dollar and time caps of a refresh apply. Nothing is published.
+    If `wish` names no clusters, the runs are on the most informative clusters. The dollar and time
+    caps of a refresh apply. Nothing is published.
 
     Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (the
     return value of the flow `measure`).
@@ -89,7 +90,8 @@ def measure_named(
     Raises:
         SettingsError: if a name is unknown, or if `max_usd` is 0.
         Busy: if a refresh is already running in this SRIFT_HOME.
-        ProviderError: if the Python requirements of the workload cannot be installed.
+        ProviderError: if a check of the installation fails, or if the Python requirements of the
+            workload cannot be installed.
     """
     refuse_to_spend(provider, max_usd)
     if max_usd == 0:
@@ -121,7 +123,8 @@ def _serve(
     """Run the launches one after another, and return pairs (planned launch, result).
 
     A launch rents one cluster and measures on it.
-    launches: an iterator that plans each launch from the loaded measurements of earlier launches.
+    launches: the planned launches. An iterator may plan a launch from the measurements of earlier
+        launches.
     tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id

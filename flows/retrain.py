@@ -1,4 +1,4 @@
-"""The flow that tests the model in use, fits a new model, and promotes the better model."""
+"""The flow that tests the model in use, fits a new model, and promotes it unless it is worse."""
 
 from datetime import UTC, datetime
 
@@ -12,7 +12,7 @@ from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
 
-# With more runs, processes save more time in a cross-validation than their start takes.
+# With more runs, a cross-validation in processes saves more time than the processes take to start.
 _MANY_RUNS = 1000
 
 judge = task(judge_promises)
@@ -24,7 +24,7 @@ register_challenger = task(register)
 
 @flow(name="retrain", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Test the model in use (champion), fit a challenger, and promote the better model.
+    """Test the model in use (champion), fit a challenger, and promote it unless it is worse.
 
     The tests compare published predictions with later measurements, and look for slow runs and
     drift (too many new runs outside their predicted intervals).

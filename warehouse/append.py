@@ -97,7 +97,7 @@ def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_a
 
 
 def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> int:
-    """Append rows that differ from the newest stored row with the same key, and count them.
+    """Append rows that differ from the newest stored row with the same key; return their number.
 
     key: SQL expressions that form the key, separated by commas.
     """

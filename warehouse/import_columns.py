@@ -99,8 +99,8 @@ def implausible(
     """Return a tuple (place, column, text, reason) for each implausible staged row.
 
     `place` is the line or row number in the file.
-    types: one row per known instance type and precision, with the columns provider, name, precision
-    and peak_tflops.
+    types: one row per known instance type and precision, with the columns provider, name, devices,
+    precision and peak_tflops.
     workloads: every staged row of these workloads is checked. Of other workloads, only new rows are
     checked.
     """

@@ -146,8 +146,8 @@ class SharedWarehouse(Warehouse):
 
         Raises WarehouseBusy if another process does not release the lock within `wait_s` seconds.
         """
-        # A separate connection holds the lock: in one transaction, DuckDB might commit in Postgres,
-        # and thereby release the lock, before DuckLake commits.
+        # A separate connection holds the lock. If the lock and the rows shared a transaction,
+        # DuckDB might commit in PostgreSQL, and thereby release the lock, before DuckLake commits.
         with _session(self.lake).cursor(_VIEWS_FIRST) as connection:
             connection.begin()
             try:

@@ -31,7 +31,7 @@ def refresh(
     if month_spent is not None and not (usable and 0 <= month_spent < math.inf):
         raise typer.BadParameter(
             "--month-spent must be a number of dollars, at least 0. It needs --provider ec2, and"
-            " excludes --dry-run"
+            " cannot be combined with --dry-run"
         )
     if dry_run:
         _show_launches(as_json, provider, max_usd)
@@ -73,7 +73,7 @@ def measure(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a workload on the clusters of --on, or else on the most informative clusters.
+    """Measure a workload on the clusters of --on. Default: the most informative clusters.
 
     The dollar and time caps of a refresh apply.
     """

@@ -7,7 +7,7 @@
 - `deadline`: seconds after which the machines stop themselves
 - LATE_S: the maximum number of seconds that are billed after the deadline
 - `price`: the highest possible price in dollars per hour
-- `committed`: the worst-case cost of running machines
+- `committed`: the worst-case cost of the machines that run now
 - `claimed`: dollars that other runs of `srift refresh` have reserved under the same cap
 
 A deadline that a cap cannot pay for is shortened, but not below the shortest useful deadline.
@@ -32,7 +32,7 @@ LATE_S = 240.0 + 60.0 * 11
 class Cap:
     """A limit in dollars, and the amounts that already count against it.
 
-    - `committed_usd`: the worst-case cost of running machines
+    - `committed_usd`: the worst-case cost of the machines that run now
     - `claimed_usd`: the amount that other runs of `srift refresh` have reserved
     - `claimed_by`: the names of the runs that have reserved an amount
     """

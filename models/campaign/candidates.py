@@ -173,7 +173,7 @@ def profile_of(
     """Return a run that profiles the workload on one device of `instance_type`.
 
     The run uses `mode.alone`, the equivalent of `mode` on one device. Up to four batch sizes are
-    timed, from an eighth of the workload's minimum global batch to its maximum.
+    timed, from an eighth of the minimum global batch to the maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)

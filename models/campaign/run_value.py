@@ -183,8 +183,8 @@ class Knowledge:
     def needs(self, run: PlannedRun) -> bool:
         """Return True if `run` is still needed: it is neither measured nor planned.
 
-        A probe (a sweep of all-reduces) is not
-        needed if the model can predict all its instance types.
+        A probe (a sweep of all-reduces) is not needed if the model can predict all its instance
+        types.
         """
         known = self.model is not None and self.model.types.issuperset(run.members)
         return _identity(run.row(), {}) not in self.done and not (run.kind == "probe" and known)

@@ -4,8 +4,8 @@ A campaign is all launches of one run of `srift refresh`. It has caps on dollars
 launch acquires a cluster and measures several runs on it. The next launch is always the launch with
 the highest value (`run_value.py`) for its share of the caps. Profiles have a high value, so the
 first launches profile every workload on every instance type. Runs are added to a launch until the
-next run would lower the launch's value per second. Planning stops when every remaining run has the
-value 0.
+next run would lower the launch's value per second. Planning stops when no run with a value above 0
+fits the caps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .candidates import (
 from .run_value import Knowledge, Past
 from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 
-# If more clusters are possible in a zone, some are skipped (see `compositions`).
+# If more clusters are possible in a zone, some are skipped (see planner/enumeration.py).
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0  # approximate seconds of training in an elastic run, without the lost time
 _LEARNING_SHARE = 2 / 3  # maximum share of the caps for runs that check convergence
@@ -195,12 +195,12 @@ def _profiles(
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode, range]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return at most one launch per workload, whose runs check if modes converge like DDP.
+    """Return launches whose runs check if modes converge like DDP, at most one for each workload.
 
     `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the
-    cheapest pair of equal machines that fits the caps and can train in the modes. All launches
-    together use at most two thirds of the caps. If a launch with all modes of a workload does not
-    fit, the last modes are left out.
+    cheapest pair of equal machines that fits the caps and can train in at least one of the modes.
+    All launches together use at most two thirds of the caps. If a launch with all modes of a
+    workload does not fit, the last modes are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -234,9 +234,9 @@ def elastic_launch(
     The launch trains the setup of the published row `recommended`, and stops the last machine on
     purpose. The first machine is on-demand, the others are spot. Returns None in these cases:
 
-    - The setup has a single machine, or does not use plain DDP.
+    - The setup has a single machine, a strategy other than DDP, or a switch.
     - A machine is not on offer.
-    - The launch would exceed the limits.
+    - The cluster cannot be launched, or the launch would exceed the caps.
     """
     name, mode = recommended["cluster"], mode_of(recommended)
     types = types_of(name) if isinstance(name, str) else ()

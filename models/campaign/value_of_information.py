@@ -198,7 +198,7 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
-    For each goal, these setups may be chosen, with at most one setup of each cluster per list:
+    For each goal, the result has two groups of setups, with at most one setup per cluster in each:
 
     - up to 30 setups with the lowest expected objective (hours or dollars)
     - up to 10 setups with the lowest loss (see `planner/choice_rule.py`)

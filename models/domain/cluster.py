@@ -26,7 +26,7 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def bucket_hazard(bucket: int | None) -> float:
-    """Return the expected interruptions of a spot machine per hour.
+    """Return the expected number of interruptions per hour of a spot machine.
 
     `bucket` is the range, 0 to 4, in which EC2's Spot Advisor puts the instance type. None and
     larger numbers count as range 4, the worst. A type without a range is usually new or scarce, and
@@ -189,7 +189,7 @@ class Cluster:
         return markets.pop() if len(markets) == 1 else "mixed"
 
     def counted(self) -> Iterator[tuple[int, Offer]]:
-        """Yield (number of machines, offer) for each run of equal offers, by node rank."""
+        """Yield (number of machines, offer) for each group of consecutive equal offers."""
         for offer, run in groupby(self.members):
             yield len(list(run)), offer
 

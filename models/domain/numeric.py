@@ -6,7 +6,7 @@ FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
-Z_90 = 1.6448536269514722  # half-width of a normal's central 90 % interval, in sd
+Z_90 = 1.6448536269514722  # half-width of a normal 90 % interval, in standard deviations
 
 # Relative differences below this value are rounding errors. They must not decide a comparison.
 ROUNDING = 1e-6

@@ -28,8 +28,8 @@ def machines_of(
     """Return two tuples with a number for each instance: used devices, and batch per device.
 
     `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text or a
-    missing value means all devices. `devices` maps instance types to their number of devices; the
-    default is 1.
+    missing value means all devices. `devices` maps instance types to their number of devices. A
+    type that is not in `devices` has one device.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -45,7 +45,7 @@ def column(frame: pd.DataFrame, name: str, default: object) -> pd.Series[Any]:
 
 
 def mode_of(row: Mapping[str, Any]) -> Mode:
-    """Return the mode (precision, strategy, switches) of a row, with defaults if missing."""
+    """Return the mode (precision, strategy, switches) of a row. Missing values get defaults."""
     return Mode(**{name: str(row[name]) for name in MODE_COLUMNS if not _absent(row.get(name))})
 
 
@@ -98,7 +98,7 @@ def setup_key(setup: Setup) -> Key:
 
 
 def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
-    """Return the key, as in `setup_key`, of the setup in a row of measurements.
+    """Return the key of the setup in a row of measurements, in the form of `setup_key`.
 
     devices: the number of devices of each instance type; needed if the row has no layout.
 
@@ -115,8 +115,8 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup; the keys of the result are those of `setup_key`.
 
-    A row counts as one measurement, or as the number in its column `runs`. `types` tells the number
-    of devices of each instance type for rows without a layout.
+    A row counts as one measurement, or as the number in its column `runs`. `types` has the
+    instance types of the clusters. In rows without a layout, all devices of a type are used.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -29,7 +29,8 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
 
     A sample is a sequence of tokens. The fields are:
 
-        parameters         N, as stated or computed without norms and biases (under 1 % of N)
+        parameters         N, the number of weights. If it is not stated, it is computed without
+                           norms and biases, which are under 1 % of N.
         gradient_bytes     4 N
         flops_per_sample   (6 N + 12 * layers * hidden * sequence) * sequence
         layers, hidden     the number of layers, and their width
@@ -59,7 +60,9 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     needed += [] if "parameters" in sizes else ["vocabulary"]
     for name in needed:
         if name not in sizes:
-            raise ValueError(f"the network has no {name}: set {' or '.join(_NAMES[name])}")
+            raise ValueError(
+                f"the configuration does not state {name}: set {' or '.join(_NAMES[name])}"
+            )
     for name, value in sizes.items():
         if type(value) not in (int, float) or not 1 <= value <= 1e15 or value % 1:
             raise ValueError(f"{name} is {value!r}, but must be a whole number of at least 1")
@@ -84,7 +87,8 @@ def _parameters(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> float:
     hidden, heads = sizes["hidden"], sizes.get("heads", 1)
     head = sizes.get("head_size", hidden / heads)
     inner = sizes.get("inner", config.get("expansion_ratio", 4) * hidden)
-    # Networks with RMSNorm, and ModernBERT, have a third matrix in the feed-forward layer, a gate.
+    # Networks with RMSNorm or SiLU, and ModernBERT, have a third matrix in the feed-forward layer:
+    # a gate.
     gated = "rms_norm_eps" in config or config.get("hidden_act") == "silu"
     gated |= config.get("model_type") == "modernbert"
     one_key = config.get("multi_query") and not config.get("new_decoder_architecture")

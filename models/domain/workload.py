@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # published rows are read without NumPy
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # DDP with compressed gradients: 16 bits per entry, low-rank factors, or only the largest entries.
 FP16_SENT, POWERSGD_SENT, MSTOPK_SENT = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
-# DDP with Adasum instead of the mean, of gradients or of the weight updates of the devices.
+# DDP in which Adasum replaces the mean: of gradients, or of the weight updates of each device.
 ADASUM, ADASUM_DELTA = COMBINED = ("adasum", "adasum-delta")
 UPDATES_SHARED = "zero1"  # DDP with sharded optimizer states and updates
 # Tensor parallelism: layers split over a row of devices, a square grid, or several square grids.
@@ -124,8 +124,11 @@ class Mode(NamedTuple):
     ) -> BoolArray:
         """Return a (clusters,) mask that is True for clusters that can train in this mode.
 
-        Each argument has a number for each cluster: its machines, the fewest and the most devices
-        used on one of them, and all used devices (`ranks`).
+        Each argument is a (clusters,) array:
+
+        - `machines`: the number of machines
+        - `fewest`, `most`: the fewest and the most devices used on a machine
+        - `ranks`: the number of all used devices
         """
         able: BoolArray = (ranks > 1) | (not self.of_several)
         if self.combined:  # Adasum combines ranks in pairs, then pairs of pairs
@@ -145,8 +148,8 @@ class Mode(NamedTuple):
     def dense(self) -> Mode:
         """Return the mode with which this mode's step time and convergence are compared.
 
-        A mode that communicates differently from DDP (`sends_otherwise`) is compared with DDP in
-        the same precision and with the same switches. Any other mode is compared with itself.
+        If `sends_otherwise` is True, the mode is compared with DDP in the same precision and with
+        the same switches. Any other mode is compared with itself.
         """
         return self._replace(strategy="ddp") if self.sends_otherwise else self
 
@@ -251,7 +254,7 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return the rows, columns and depth of the grid of devices of a tensor-parallel `strategy`.
+    """Return (rows, columns, depth) of the device grid of a tensor-parallel `strategy`.
 
     Returns None if `ranks` devices cannot form such a grid.
     """

@@ -11,7 +11,7 @@
 - p_gang(n): the chance that all n machines of a cluster are granted at the same time.
 - `shared`: 1 if machines are always granted or refused together, 0 if they are independent.
 
-A launch counts as one observation per instance type, because its machines take similar times.
+A launch counts as one observation per instance type, because its machines start in similar times.
 """
 
 from collections.abc import Mapping, Sequence

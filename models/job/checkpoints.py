@@ -47,7 +47,7 @@ def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -
 def write_seconds(
     model: LogSeconds, state_bytes: float, types: Sequence[str]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (types,) arrays: median seconds of a checkpoint, and log standard deviations.
+    """Return two (types,) arrays: median write seconds, and standard deviations of log seconds.
 
     `model` is the result of `fit_checkpoints`. `state_bytes` is the size of the checkpoint. `types`
     are names of instance types.

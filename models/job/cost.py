@@ -35,11 +35,11 @@ class JobCosts(NamedTuple):
     - `download_usd` is the expected price of all data that the machines download.
     - `expected` has expected hours and dollars.
     - `expected_by_draw` has expected hours and dollars for each drawn step time. Start-up,
-      checkpoints and interruptions add no noise to comparisons of setups.
+      checkpoints and interruptions have their expected effect, so they add no noise.
     - `drawn` has hours and dollars for drawn step times, start-up, checkpoints and interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
-    - `cluster` numbers the distinct clusters: setups with the same machines, markets and zones have
+    - `cluster` has a number for each setup. Setups with the same machines, markets and zones have
       the same number.
     """
 

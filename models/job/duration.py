@@ -34,7 +34,7 @@ from ..domain.numeric import FloatArray, IntArray
 from .checkpoints import best_interval, pieces
 from .interruption_rates import passing
 
-STARTUP_S = 12.0  # prior: start local hosts, agents and torchrun, until the first step
+STARTUP_S = 12.0  # prior seconds to start local hosts, agents and torchrun, until the first step
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
 _MOST = 30.0  # largest exponent h s, so that exp is finite; a job with a larger h s never ends
 _NO_VARIANCE = 1e-6  # a smaller variance is treated as 0
@@ -97,8 +97,9 @@ def interruptions(
     """Return the expected number of interruptions, and the chance of at least one interruption.
 
     The chance is 1 - E[exp(-hazard x running hours)]. Running hours include checkpoints. The mean
-    is taken over random hazards (interruptions per hour), which are drawn as in `drawn_hours`.
-    `work_hours` (clusters,) are the hours of training steps. Both results are (clusters,) arrays.
+    is taken over random hazards (interruptions per hour). They are drawn as in `drawn_hours`, but
+    without the factor 1 + 1/n. `work_hours` (clusters,) are the hours of training steps. Both
+    results are (clusters,) arrays.
     """
     job = _job(work_hours, conditions)
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)

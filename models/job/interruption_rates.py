@@ -47,8 +47,8 @@ _BUNCHING, _BUNCHING_WEIGHT = 1.0, 4.0
 _SHOCK_HOURS = 24.0  # tau
 # The variance of future demand, divided by the variance within the record. Derived for demand that
 # is a random walk, and for a future period as long as the record. The walk gains the variance V in
-# such a period. The difference of the two means has the variance 2/3 V. The variance within the
-# record is 1/6 V.
+# such a period. Mean future demand minus mean demand in the record has the variance 2/3 V. The
+# variance within the record is 1/6 V.
 _AHEAD = 4.0
 _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all machines of a pool
 

@@ -102,7 +102,7 @@ class LogSeconds:
         design = np.hstack(parts)
         unseen = [(0.0, self.member_sd)] * len(members)
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
-        # `groups` holds at x = centre, but the design is centred at the mean
+        # `groups` has log medians at x = centre, but the design is centred at the mean of x
         mean[: len(groups)] += self.slope[0] * (x.mean() - self.centre)
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:

@@ -28,7 +28,7 @@ _ONE_SIDED = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
-    """Return the runs that are newer than all training runs of `model`, with its predictions.
+    """Return the runs that are newer than all training runs of `model`, with predictions.
 
     The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
     and measured_at.
@@ -42,7 +42,7 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Row]:
-    """Return rows of the table raw_drift: for each group of runs, if it drifts and since when.
+    """Return a row of the table raw_drift for each group of runs: if it drifts, and since when.
 
     A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
     groups that have been drifting so far to the start of their drift.

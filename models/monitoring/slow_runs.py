@@ -29,8 +29,8 @@ from ..domain.setup_table import machines_of, rows_of, types_of
 
 TAKEN = 0.1  # a run is disturbed if the hypervisor withholds this share of the needed CPU time
 _DEVIATIONS = 3.0  # a machine is slow above this many standard deviations of log reference seconds
-# A smaller relative difference is never called slow: from equal machines, or of the reference
-# computation from its usual duration.
+# Minimum relative difference for which a machine is called slow: between its compute time and that
+# of equal machines, or between the reference computation and its usual duration.
 _LEAST_APART = 0.1
 _LINK = 0.5  # the link is the cause if communication is at least this share of the excess
 _INPUT = 1 / 3  # input is the cause if making batches takes at least this share of the step
@@ -50,7 +50,7 @@ def alarms(
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: the share of a step that making batches took in profiles, by workload and
-            instance type. It is not used for runs with the column `loader_workers`: their column
+            instance type. It is not used for runs with a value of `loader_workers`: their column
             `input_s` has the measured seconds.
     """
     found = []

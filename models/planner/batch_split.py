@@ -155,7 +155,8 @@ class BatchSplits:
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
         obstacle: (clusters,) the reason why a cluster has no split, as a position in OBSTACLES; -1
-            if the cluster has splits. Among the reasons of several modes, the last one counts.
+            if the cluster has splits. If modes have different reasons, the last in OBSTACLES
+            counts.
     """
 
     workload: str

@@ -182,10 +182,11 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers, in their order, without offers that need not be compared.
 
-    The best offers of an instance type in a market have the lowest price per hour or the lowest
-    cost of downloads at the start. At most MOST_ZONES zones of a market keep all their offers: the
-    zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
-    are not compared, because the published rates differ too little to outweigh a price.
+    A best offer has the lowest price per hour, or the lowest cost of downloads at the start, of all
+    offers of its instance type in its market. In each market, up to MOST_ZONES zones keep all their
+    offers: the zones that have the largest number of best offers. Every other zone keeps only its
+    best offers. Interruption rates are not compared, because the published rates differ too little
+    to outweigh a price.
     """
     by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
     by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))

@@ -109,7 +109,10 @@ def misses(goal: Goal, chance: FloatArray) -> BoolArray:
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
-    """Return True if the cluster in a published row probably misses the deadline or budget."""
+    """Return True if a published row is too unlikely to keep its deadline or budget.
+
+    The probability must be at least the row's `p_required`, or one half without `p_required`.
+    """
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required
     return chance is not None and bool(chance < least - _ROUNDING)

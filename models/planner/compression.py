@@ -24,7 +24,9 @@ def unproven(
 
     `Mode.must_be_faster` is True for compressed gradients, tensor parallelism and parameter
     servers. Such a mode is reliably faster if the upper end of its predicted interval is below the
-    prediction for DDP. The mask is False for setups that may not be trained with DDP instead.
+    prediction for DDP. The mask is False for setups whose DDP mode (`Mode.dense`) is not in
+    `tolerated`.
+
     `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that may be
     chosen.
     """
@@ -59,8 +61,9 @@ def compared(
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
     The text says which strategies are reliably faster than DDP, and which are not. It also has the
-    reasons in `vetoes` for strategies that may not be chosen. Only strategies with
-    `Mode.must_be_faster` are named, if the workload and the cluster support both them and DDP.
+    reasons in `vetoes` for strategies that may not be chosen. A strategy is compared
+    with DDP only if `Mode.must_be_faster` is True, and if the workload and the cluster support
+    both.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`
@@ -80,7 +83,7 @@ def compared(
         ):
             reasons[at].append(
                 f"{rival.mode.strategy}: {'no faster' if high_s >= dense_s else 'faster'} than"
-                f" {rival.mode.dense.strategy}, given its uncertainty ({step_s:.3g} s per step, at"
-                f" most {high_s:.3g} s, against {dense_s:.3g} s)"
+                f" {rival.mode.dense.strategy}, given its uncertainty ({step_s:.3g} s per step,"
+                f" upper bound {high_s:.3g} s, against {dense_s:.3g} s)"
             )
     return ["; ".join(found) for found in reasons]

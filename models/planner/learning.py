@@ -35,8 +35,8 @@ from ..domain.workload import Mode, Workload
 
 LEARNING_STEPS, LEARNING_WINDOWS = 200, 40  # steps of a run, and windows of these steps
 LEARNING_MOST_S = 90.0  # maximum seconds of a run: enough for LEAST_WINDOWS windows of 2 s steps
-LEARNING_SEEDS = 2  # new seeds of a launch
-LEAST_PAIRS = 4  # runs of DDP and the strategy with the same seed
+LEARNING_SEEDS = 2  # number of new seeds in a launch
+LEAST_PAIRS = 4  # minimum number of pairs: a run of DDP and a run of the strategy
 MOST_TRIES = 3  # maximum number of launches to check a mode, including launches with failed runs
 AVERAGED = 4  # windows averaged at each end of a run
 LEAST_WINDOWS = 8  # windows that every compared run must have
@@ -154,8 +154,8 @@ def unknown_learning(
 
     `runs` are rows of the mart `learning`. Only modes with compressed gradients are checked, for
     workloads that also allow DDP. A mode is left out if its verdict is known, or after three
-    launches (MOST_TRIES). Runs with a `cause` do not count, because the machine, the data or the
-    requirements made them fail.
+    launches (MOST_TRIES). Runs with a `cause` do not count: they failed because of the machine, the
+    data or the installation of requirements.
     """
     found = []
     for workload in workloads:

@@ -44,7 +44,7 @@ class Recommendation:
         frontier: rows on the Pareto frontier of expected hours and dollars, with the probability
             of keeping the first goal's limit.
         ranked: the setups that were ranked with joint draws of step times.
-        candidates: the number of setups enumerated.
+        candidates: the number of setups that were compared.
     """
 
     rows: list[Row]

@@ -120,7 +120,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     tempted &= ~np.isin(costs.cluster, costs.cluster[usable & ~missing])
     closest = np.lexsort((objective, to_rounding(used), -meeting.chance))
     near_misses = best_of_each(costs.cluster, closest[tempted[closest]])[:CLUSTERS_COMPARED]
-    # With `p_required`, a near miss that keeps the limit by good luck would still be no choice.
+    # With `p_required`, a near miss is never chosen, even in draws in which it keeps the limit.
     rivals = best if goal.p_required else np.concatenate([best, near_misses])
     p_best = _chance_of_best(goal, costs, rivals)
     tempting = near_misses[: max(1, top // 4)].tolist()
@@ -163,9 +163,10 @@ def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
 
 
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, float]:
-    """Return p_best: for each setup at `best`, the share of draws in which its loss is lowest.
+    """Return {position of a setup: p_best} for the setups at positions `best`.
 
-    Only step times are drawn. A draw in which no setup keeps the limit counts for no setup.
+    p_best is the share of draws in which the setup has the lowest loss. Only step times are drawn.
+    A draw in which no setup keeps the limit counts for no setup.
     """
     meeting = known_meeting(costs.expected_by_draw[goal.used][best], goal.limit)
     loss = losses(goal, np.log(costs.expected_by_draw[goal.objective][best]), meeting)

@@ -115,9 +115,9 @@ class Scale(NamedTuple):
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return {number of units: seconds of a step of `batch` samples}, as far as known.
 
-        A unit is a machine, or a device of one machine. If `micro` is None, all seconds were
-        measured. With a number `micro`, the step consists of micro-steps of `micro` samples per
-        unit, and unmeasured seconds are sums of measured micro-steps.
+        A unit is a machine, or a device of one machine. If `micro` is None, only measured steps are
+        known. If `micro` is a number, the step consists of micro-steps of `micro` samples per unit.
+        Unmeasured seconds are then sums of measured micro-steps.
         """
         found: dict[int, float] = {}
         for (size, own, steps), step_s in sorted(self.steps.items()):
@@ -303,7 +303,7 @@ def _hiding(
         sizes: {number of machines: seconds per step}.
         devices_each: the number of devices used on each machine.
         gradient_bytes: bytes of all gradients.
-        machine: the machines of the clusters.
+        machine: the facts of the clusters' instance type.
         backward: the share of the compute seconds during which gradients can be sent.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None

@@ -1,8 +1,8 @@
 """Convert frames of measurements to training rows and facts of workloads.
 
-The fixed work is a benchmark that every machine runs around each measurement (node/reference.py).
-Its seconds are the reference seconds. If most runs have reference seconds, all measured seconds are
-corrected to nominal speed:
+Every machine runs a reference computation around each measurement (node/reference.py). The
+computation is always the same, so its duration (the reference seconds) shows how fast the machine
+is. If most runs have reference seconds, all measured seconds are corrected to nominal speed:
 
     nominal seconds = seconds / slowness^beta
     slowness        = geometric mean of reference / usual over the machines of a run
@@ -12,7 +12,7 @@ corrected to nominal speed:
 - `usual`: the median reference seconds of the instance type in the warehouse
 - `variance`: the variance of log slowness over all runs
 - `noise`: the standard error of the log slowness of a run. It is estimated from the spread of the
-  reference seconds over the blocks (repetitions) of the fixed work.
+  reference seconds over the blocks (repetitions) of the reference computation.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import read_setups
 
-# Share of the backward pass in a step. It has two matrix products for each in the forward pass.
+# Share of the backward pass in a step. It has two matrix products for each matrix product in the
+# forward pass.
 BACKWARD_PART = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
 _LEAST_NOISE = 0.01  # minimum standard deviation of log step seconds between runs of a setup
@@ -86,9 +87,9 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    Both columns have the seconds of a benchmark that runs beside each measurement. A value is a
-    number, or a sequence with a number for each machine. For several machines, the result is the
-    geometric mean of their ratios.
+    Both columns have seconds of the reference computation, which every machine runs around each
+    measurement. A value is a number, or a sequence with a number for each machine. For several
+    machines, the result is the geometric mean of their ratios.
     """
     names = ("reference_s", "usual_reference_s")
     pairs = zip(*(column(measured, name, np.nan) for name in names), strict=True)
@@ -98,10 +99,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    A benchmark beside each measurement shows the speed of the machine. The runs get a column
-    `speed_sd`: the standard deviation of log seconds due to changes of the speed. Data that was
-    corrected before is returned unchanged, and also data in which at most half of the runs have
-    seconds of the benchmark.
+    The seconds of the reference computation show the speed of each machine. The runs get a column
+    `speed_sd`: the standard deviation of log seconds due to changes of the speed. The data is
+    returned unchanged if it was corrected before, or if at most half of the runs have seconds of
+    the reference computation.
     """
     if "speed_sd" in data.runs:
         return data
@@ -127,7 +128,7 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 
 
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
-    """Return beta, the slope of log step seconds in the log slowness of the machines.
+    """Return beta, the slope of log step seconds with respect to the log slowness of the machines.
 
     The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`, the
     fraction of the variance of `slow` that is not noise. `slow` is a (runs,) array: the log of

@@ -41,7 +41,7 @@ from .one_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _POWER = 1.25e8, 4.0
-_STEP = 1e-4  # of finite differences
+_STEP = 1e-4  # step of finite differences
 RDMA_GBPS = 100.0  # from this rate, collectives use RDMA (EFA, InfiniBand) instead of TCP
 
 
@@ -52,9 +52,8 @@ PARAMETERS: dict[str, Parameter] = {
     "log_scale": Parameter(0.0, 0.0, 0.6, 0.2, strategy=0.5, library=0.7),
     # slope of log time in 1 - 2 / m: the growth with the number of machines m levels off
     "machines": Parameter(0.15, 0.0, 0.3, 0.1, library=0.3),
-    "two": Parameter(
-        0.2, 0.0, 0.4, 0.1, library=0.3
-    ),  # two machines use a different all-reduce algorithm
+    # added to log time for two machines, which use a different all-reduce algorithm
+    "two": Parameter(0.2, 0.0, 0.4, 0.1, library=0.3),
     # log seconds to launch the exchange of a bucket: 20 to 300 microseconds [D]
     "log_alpha": Parameter(-8.0, 0.0, 0.4, 0.3, strategy=0.7, library=0.7),
     "log_sharpness": Parameter(0.7, 0.4, 0.3, 0.2),  # log(p - 1)

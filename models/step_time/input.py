@@ -67,9 +67,9 @@ class Wait:
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the seconds in which the workers load the samples of a step: the minimum of the
-            step; 0 if the loader has no workers. With accelerators, the CPU cores can also be the
-            limit.
+        supply_s: the seconds in which the workers load the samples of a step; 0 if the loader has
+            no workers. A step takes at least these seconds. With accelerators, the CPU cores can
+            also be the limit.
         beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
             step (`machine` in the docstring of the module); else 0.
         crowd: if the CPU is the device, the maximum delay by loading per second of compute (w in

@@ -18,8 +18,11 @@
 If the workload was profiled, base and a are fitted to the profiled peaks base + max(G, a b).
 Otherwise headroom = 0, base = context + S, and a is the minimum of these estimates:
 
-    (memory - 2 G) / batch                                   for each run that had enough memory
-    activation bytes per operation x operations per sample   if the operations are known
+    (memory - 2 G / n) / batch                               for each run that had enough memory
+    activation bytes of the layers, and of the logits        if the workload is a transformer
+    activation bytes per operation x operations per sample   for other networks of known operations
+
+In the first estimate, n is 1 without sharding, and G is 0 with offload.
 
                      beside                contents of beside          working
     ddp              G                     buckets, summed in place    max(a b, G)
@@ -27,6 +30,7 @@ Otherwise headroom = 0, base = context + S, and a is the minimum of these estima
     ddp-mstopk       2 G + 2 G'            also bucket magnitudes      max(a b, G)
     adasum           1.5 G                 (upper bound)               max(a b, G)
     adasum-delta     3.5 G                 old weights, changes        max(a b, G)
+    ps-N             (1 + 1/N) G           also a server's share       max(a b, G)
     zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
     tensor-...       G                     as ddp (upper bound)        max(a b (c + 1) / 2, G)
     fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)

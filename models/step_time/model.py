@@ -334,7 +334,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     probe, size = source == "probe", probes["bytes"].to_numpy(float)
     rows.point[probe] = rows.middle[probe] = -1
     rows.gradient_bytes[probe], rows.features[probe, 0] = size, np.log2(size)
-    from .regressor import StepTimeRegressor  # scikit-learn takes 0.7 s; predictions need none
+    from .regressor import StepTimeRegressor  # its import takes 0.7 s; predictions do not need it
 
     regressor = StepTimeRegressor(random_state=seed).fit(
         rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)

@@ -16,9 +16,9 @@ from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
 from .residuals import Neighbours, Spreads, spreads_of, without_rows
 from .rows import Points, Rows
 
-# Doubt about clusters with twice the devices of the largest measured cluster, relative to the
-# standard deviation of residuals. Larger clusters of T4, 2080 Ti and V100 are off by 6, 7 and 38 %,
-# and their residuals vary by 6, 8 and 25 %.
+# Standard deviation of the error on clusters with twice the devices of the largest measured
+# cluster, relative to the standard deviation of residuals. On larger clusters of T4, 2080 Ti and
+# V100, predictions are off by 6, 7 and 38 %. The residuals vary by 6, 8 and 25 %.
 _DOUBT = 2.5
 _ROW_CODES = slice(COLUMN["link"], COLUMN["library"] + 1)
 
@@ -79,7 +79,7 @@ class Posterior:
     scales: dict[float, float] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the seconds of steps and of their parts, without the correction of residuals."""
+        """Return the seconds of steps and of their parts, without the correction from residuals."""
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:

@@ -8,9 +8,9 @@
     r       the residual: similar setups of a cell have similar residuals
 
 A cell is a workload in one mode on one kind of device. Each parameter, and log T1, is a prior mean
-plus a sum of deviations. A deviation belongs to all rows or to a group of rows: those of a kind of
-device, a neural network, a strategy, a workload in one mode, or a cell. log T1 also has smooth
-curves in the batch.
+plus a sum of deviations. A deviation belongs to all rows, or to the rows of one group. A group is
+a kind of device, a neural network, a strategy, a communication library, a workload in one mode, or
+a cell. log T1 also has smooth curves in the batch.
 
 All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
 process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the

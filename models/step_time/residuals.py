@@ -128,7 +128,9 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code: factor}: factors for the standard deviations of predictions without noise.
+    """Return {code: factor}: factors for the standard deviations of predictions.
+
+    The noise of a run is not multiplied.
 
     A code is that of a kind of device, or of a cell with multi-device rows. A cell is a workload in
     one mode on one kind of device. A cell without an entry uses the factor of its kind.

@@ -29,7 +29,7 @@ PROBE = "(all-reduce alone)"  # placeholder for the workload of all-reduces with
 # Default gradient bytes and default log2 of the batch, if no workload has known values.
 _USUAL_BYTES, _USUAL_OCTAVE = 1e8, 5.0
 _USUAL_TOKENS = 2.0**14  # default tokens of a device in a micro-step
-_BLOCKS = 8.0  # blocks of weights in a sharded mode, if the layers are unknown (node/switches.py)
+_BLOCKS = 8.0  # blocks of weights in FSDP and ZeRO-2, if the layers are unknown (node/switches.py)
 _BESIDE = 0.95  # fraction of compute during which blocks of weights can be gathered
 _EVERYTHING = 1e18  # size of the last bucket if the backward pass waits for all exchanges
 
@@ -62,7 +62,7 @@ class WorkloadFacts:
 
     @property
     def blocks(self) -> float:
-        """Return the number of blocks of weights that a sharded mode gathers one after another."""
+        """Return the number of blocks of weights that FSDP and ZeRO-2 gather one after another."""
         return self.transformer.layers if self.transformer else _BLOCKS
 
 
@@ -246,7 +246,7 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return the Points with the workload, mode and device of `keys`, and the sizes `batch`.
+        """Return the Points with the workload, mode and device of `keys`, and the batches `batch`.
 
         keys: a (workload, one-device mode, kind of device) for each point.
         """
@@ -267,8 +267,8 @@ class SetupFacts:
                 transformer=facts.transformer,
                 recomputed="checkpointing" in mode.switches,
             )
-            # Transformers of equal layers and width are the same network: their sequences may
-            # differ in length.
+            # Transformers of equal layers and width count as the same network, even if their
+            # sequences differ in length.
             network = facts.transformer[1:3] if facts.transformer else workload
             codes[at] = (
                 code_of("kind", kind),
@@ -368,7 +368,7 @@ class SetupFacts:
         """Return four numbers that describe the exchange of gradients.
 
         1. The bytes that a step sends: the bytes of all gradients times `Communication.sent`,
-           halved if a sharded mode computes in 16 bits.
+           halved if FSDP or ZeRO-2 computes in 16 bits.
         2. The bytes of a bucket.
         3. The fraction of a one-device step during which exchanges can run; NaN if unknown.
         4. The bytes of the last bucket; NaN if unknown.

@@ -135,8 +135,8 @@ def affordable(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches that can be made now, and print why the other launches are left out.
 
-    A launch is left out if it exceeds a cap on money or time, if the provider just refused its
-    cluster, or if one of its workloads cannot be measured.
+    A launch is left out if it exceeds a cap on money or time, or if the provider just refused its
+    cluster. It is also left out if one of its workloads cannot be measured.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))

@@ -58,9 +58,9 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
     The market that [campaign] sets takes precedence over other markets, even at a higher price.
 
     Raises:
-        SettingsError: if the workload is unknown or has no code. Also if a cluster has an unknown
-            instance type, if no zone sells all its machines at a known price, or if the cluster
-            cannot be launched.
+        SettingsError: if the workload is unknown or has no code, or if a cluster has an unknown
+            instance type. Also if no zone sells all machines of a cluster at a known price, or if
+            a cluster cannot be launched.
     """
     if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(
@@ -108,7 +108,7 @@ def case_of(
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
-    If `wish` names no clusters, goals that no run would improve are printed with the reason.
+    If `wish` names no clusters, a message is printed for each goal that no run would improve.
 
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.

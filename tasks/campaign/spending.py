@@ -33,10 +33,10 @@ from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
-START_UP_S = 150.0  # seconds in a deadline for the start of local hosts and of torchrun
-# Usual and minimum seconds for start-up in a deadline on EC2. Machines may take ten minutes to
-# report, and torchrun two more minutes. With a deadline below the minimum for start-up and
-# installation, machines would end before they measure anything.
+START_UP_S = 150.0  # seconds that a deadline allows for the start of local hosts and torchrun
+# Usual and minimum seconds that a deadline on EC2 allows for start-up. Machines may take ten
+# minutes to report, and torchrun two more minutes. With a deadline below the minimum for start-up
+# and installation, machines would end before they measure anything.
 EC2_START_UP_S, EC2_LEAST_START_UP_S = 720.0, 300.0
 LEAST_INSTALL_S = INSTALL_S / 5
 # Maximum seconds for repeating disturbed runs, as a share of the launch's estimated seconds. A
@@ -69,7 +69,7 @@ def allowance(
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)
     priced_at = min(offer.price_as_of for offer in launch.cluster.members)
     if now - priced_at > PRICES_LAST:
-        old = f"its prices are of {priced_at:%Y-%m-%d}, too old for a cap"
+        old = f"its prices are of {priced_at:%Y-%m-%d}, too old to bound the cost"
         return Allowance(refusal=f"{old}: allow pricing:GetProducts in IAM")
     estimated = next((one for one in launch.cluster.members if one.price_source), None)
     if estimated is not None:
@@ -214,9 +214,10 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
     """Create the file of this month's costs in SRIFT_HOME. Call this before buying machines.
 
-    The file keeps the costs if the warehouse is lost or replaced.
+    The file keeps the costs if the warehouse is lost or replaced. If the file exists and `stated`
+    is None, nothing is done.
 
-    stated: this month's cost in dollars that the user typed, or None. If the recorded costs are
+    stated: this month's cost in dollars, as the user states it, or None. If the recorded costs are
         lower, the difference is added to the file.
 
     Raises:

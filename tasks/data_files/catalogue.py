@@ -32,7 +32,10 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the accelerator's name, or "cpu". A fraction of a GPU is "part of NAME"."""
+        """Return the accelerator's name, or "cpu".
+
+        A fraction of a GPU, which has the GPU count 0, is "part of NAME".
+        """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name
 

@@ -57,7 +57,7 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that were not in use before. They are not stored yet, or were forgotten.
+    new: number of rows that were not in use before: not stored, or undone by `srift forget`.
     counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
         {"vit": 12}}.
     sentences: warnings.
@@ -161,8 +161,8 @@ def _refuse_implausible(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. Their rows in the
-        warehouse are checked too.
+    workloads: the workloads whose facts are imported together with the rows. Of these workloads,
+        rows of the file that are already stored are checked too.
     """
     peaks = [
         {
@@ -215,8 +215,8 @@ def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = 
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
     A question about a transformer needs them. A question about a workload with public step times
-    needs them if srift.toml has no code of the workload. If `workload` was measured on EC2, nothing
-    is imported.
+    needs them if srift.toml has no code of the workload. If the warehouse has EC2 step times of
+    `workload`, nothing is imported.
 
     shape: True if the question is about a transformer on EC2.
 

@@ -38,9 +38,10 @@ def packaged_names() -> frozenset[str]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return the workspace plus, on EC2, the workloads that have only public step times.
+    """Return a copy of the workspace that also has the workloads with only public step times.
 
-    Public step times ship with Srift. A workload of the same name in srift.toml takes precedence.
+    Public step times ship with Srift. They exist only for EC2. A workload of the same name in
+    srift.toml takes precedence.
     """
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings

@@ -32,7 +32,7 @@ SERVICE_ROLES = {
     "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
     "AWSServiceRoleForEC2Fleet": "ec2fleet.amazonaws.com",
 }
-_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # how the URIs of public groups end in an ACL
+_EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # endings of the URIs of public groups in an ACL
 
 
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:

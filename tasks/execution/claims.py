@@ -21,7 +21,7 @@ from ..workspace.locking import at_work
 from ..workspace.workspace import Workspace
 from .outcomes import Row
 
-# A claim expires after three times the campaign's time limit and these two hours: the last launch
+# A claim expires after three times the campaign's time limit, plus these two hours. The last launch
 # may begin at the end of the campaign and take twice its estimate.
 _AFTER = timedelta(hours=2)
 
@@ -72,7 +72,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return the dollars that other installations have reserved, as rows of the mart `claims`.
+    """Return the dollars that each other SRIFT_HOME has reserved, as rows of the mart `claims`.
 
     Reservations that expired before `month_start` are left out.
 
@@ -102,7 +102,7 @@ def _folder(workspace: Workspace) -> Path:
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the unreleased reservations of dollars of all installations, oldest first."""
+    """Return the unreleased reservations of dollars of every SRIFT_HOME, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order"))
 

@@ -1,4 +1,4 @@
-"""End machines that outlived their deadline, and load the records of all ended leases.
+"""End machines that are past their deadline, and load the records of all ended leases.
 
 A lease is the record of a launch, written before machines are requested. This code runs after every
 launch, before every refresh and in `srift reap`.
@@ -25,7 +25,7 @@ SWEPT_WITHIN = timedelta(hours=1)
 def collect(workspace: Workspace, now: datetime) -> Collected:
     """Load the results of all ended launches, and delete their leases (records of launches).
 
-    If another process runs a refresh, it loads the launches of this refresh itself.
+    The launches of a refresh that runs in another process are skipped. That process loads them.
     """
     collected = Collected()
     with alone(workspace.home, "collect"):

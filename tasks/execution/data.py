@@ -48,7 +48,7 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of the workload `name`, and the transfer that is needed before.
+    """Where machines read the data of the workload `name`, and the transfer that is needed first.
 
     place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
@@ -76,7 +76,7 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
-        if self.download_usd + self.upload_usd >= 0.005:  # a cent
+        if self.download_usd + self.upload_usd >= 0.005:  # at least one cent after rounding
             what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
@@ -96,8 +96,8 @@ class DataCarrier:
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
 
-        A plan has a `problem` if the data cannot be used. Also if an EC2 volume cannot hold the
-        data together with the data of earlier workloads in `names`.
+        A plan has a `problem` if the data cannot be used. It also has a `problem` if an EC2 volume
+        cannot hold the data of this workload and of all earlier workloads in `names`.
 
         names: the workloads of the launch.
         region: the region of the launch's machines.

@@ -1,4 +1,4 @@
-"""Convert a planned launch to a job: the runs in the form that machines receive, and setups."""
+"""Convert a planned launch to a job: runs in the form that machines receive, and their setups."""
 
 import os
 import time
@@ -116,7 +116,10 @@ class Stopwatch:
 
     @property
     def passed_s(self) -> float:
-        """Return the seconds since the stopwatch was made, shortly before the machines' request."""
+        """Return the seconds since this stopwatch was created.
+
+        A launch creates its stopwatch just before it requests machines.
+        """
         return self.clock.monotonic() - self._began
 
     def lap(self, phase: str) -> None:
@@ -164,8 +167,8 @@ def job_of(
     data: {workload: the folder or S3 address from which machines read its data}.
 
     Raises:
-        SettingsError: if a workload's code cannot be sent to machines. Also if [ec2] emulated is
-            set but AWS_ENDPOINT_URL does not name this computer.
+        SettingsError: if a workload's code cannot be sent to machines, or if [ec2] emulated is set
+            but AWS_ENDPOINT_URL does not name this computer.
     """
     cluster = launch.cluster
     seed = zlib.crc32(f"{settings.campaign.seed}/{lease_id}".encode())

@@ -76,7 +76,7 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return the machines that are lost but not in `gone` yet; None if there are none.
+        """Return an AttemptEnd with the lost machines that are not in `gone` yet, or None.
 
         A machine is lost if the provider reports its end. If the provider reports no end, machines
         without a recent heartbeat are lost. The result has the reason of one machine, if possible
@@ -110,7 +110,7 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return the nodes with an interruption notice, and the seconds until the first node ends.
+        """Return the nodes with an interruption notice, and the seconds until the first one ends.
 
         Without a notice, the seconds are infinite.
         """

@@ -18,7 +18,7 @@ from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
-SILENT_AFTER_S = 30.0  # a heartbeat from a fifth of a CPU core may be seconds late, but not 30
+SILENT_AFTER_S = 30.0  # a heartbeat may be seconds late on a host with 0.2 CPU cores, but not 30 s
 
 
 class WorkloadChanged(Exception):
@@ -48,7 +48,7 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write `run_setups`, {run id: setup}, without which the records cannot be loaded."""
+        """Write `run_setups`, {run id: setup}. The runs' records cannot be loaded without it."""
         write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:

@@ -79,12 +79,12 @@ def sending_order(
     """
     try:
         sweeps = _Pairs.model_validate(reported).sweeps(nodes)
-    except ValueError:  # pydantic's too
+    except ValueError:  # includes pydantic's ValidationError
         return (), f"unchanged: the links that node {nodes[0]} reported are invalid"
     chosen, reason = choose(sweeps, traffic(items, len(nodes)))
     order = list(chosen)
     if not any(item.strategy in COMBINED for item in items):
-        # a ring may begin at any machine: keep node 0 first, as parameter servers run on the first
+        # A ring may begin at any machine. Keep the first node first: it runs parameter servers.
         order = [*order[order.index(0) :], *order[: order.index(0)]]
     if order == list(range(len(nodes))):
         return (), reason

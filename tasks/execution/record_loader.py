@@ -226,7 +226,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
         found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
-    # another refresh may load the launch than the refresh that made the launch
+    # the refresh that loads a launch may differ from the refresh that made it
     refresh_id = refresh_of(lease.lease_id)
     columns = {name: getattr(lease, name) for name in _LEASE_COLUMNS} | {"provider": provider}
     with workspace.warehouse.transact() as connection:
@@ -256,7 +256,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 
 
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
-    """Return rows about what no machine recorded in an ended launch.
+    """Return rows for the events of an ended launch that no machine recorded.
 
     There is a row for each request that the provider refused. If `srift reap` ended the launch,
     there is also a row for the interrupted run.
@@ -282,7 +282,7 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
     Raises ValueError if the record is invalid.
     """
     try:
-        # NaN becomes None: an unknown loss is valid, an unknown time is refused below
+        # NaN and infinity become None. The validation below rejects None in a required field.
         body = json_of_node(file.read_text(), parse_constant=lambda _: None)
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # raises for lone surrogates
         record = WireRecord.model_validate(body)

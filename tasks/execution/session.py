@@ -26,11 +26,11 @@ from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
 MOST_ATTEMPTS = 3  # maximum attempts that fail because of a run; lost machines do not count
-ARMED_MARGIN_S = 30.0  # for the workers of an attempt to join their process group
+ARMED_MARGIN_S = 30.0  # extra time for the workers of an attempt to join their process group
 PEERS_REPORT_WITHIN_S = 5.0  # wait after the first failure, whose cause may be on another node
-# Maximum per launch. If a market interrupts more machines, the start-ups cost too much.
+# Maximum replacements per launch. If a market interrupts more machines, start-ups cost too much.
 MOST_REPLACEMENTS = 3
-_MOST_ELASTIC = 20  # the same for an elastic run, which measures losses
+_MOST_ELASTIC = 20  # the same for an elastic run, which measures the cost of losing machines
 # Seconds of a run besides its timed steps (`Item.most_s`): to build the model, to warm up, to agree
 # between the ranks, and to write and copy the record.
 _OVERHEAD_S = 10.0
@@ -42,10 +42,10 @@ def serve(
 ) -> Served:
     """Rent the machines of `job` from `provider`, and measure the runs of `job` on them.
 
-    The function ends when all runs have records, and at the latest at `stop_at`. The machines are
-    always released. Refused requests, errors of the provider and lost machines become rows of the
-    result. ProviderError, OSError and WorkloadChanged are not raised, so that the campaign can go
-    on with its next launch.
+    The function ends when no run remains to be measured, and at the latest soon after `stop_at`.
+    The machines are always released. Refused requests, errors of the provider and lost machines
+    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
+    the campaign can go on with its next launch.
 
     Args:
         provider: acquires the machines.
@@ -195,7 +195,7 @@ class Session:
             timeout_s=Plan.timeout_s + COMPILE_S * compiled,
             prepare_s=INSTALL_S * installs,
             join_s=max(60.0, self.running.ready_within_s / 2),
-            # may be spent by the first attempt
+            # only the first attempt repeats disturbed measurements
             patience_s=self.job.patience_s if self.attempts == 1 else 0.0,
             ranks=nodes if len(nodes) < self.mailbox.nodes else [],
             pairs=links_matter(items, self.running.addresses),
@@ -208,7 +208,8 @@ class Session:
         """Request other machines for the runs that need `ended.nodes`, and return what happened.
 
         Adds a row for the loss to `served.rows`, and removes runs that can no longer be measured
-        from `remaining`. Too little time may be left to start another machine.
+        from `remaining`. Requests no machine after MOST_REPLACEMENTS replacements, or if too little
+        time or money is left.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -294,7 +295,8 @@ class Session:
         """Run one attempt with the runs that can be measured now, and return how it ended."""
         items = self._runnable()
         keys = [self._process_key(item) for item in items]
-        key = () if () in keys else keys[0]  # plain workloads first
+        # First measure the workloads without a special environment, whose key is ().
+        key = () if () in keys else keys[0]
         plan = self.plan([item for item in items if self._process_key(item) == key])
         self.attempt = _Attempt(self, plan)
         try:
@@ -383,9 +385,10 @@ class _Attempt:
         self._at, self._since = "", 0.0  # the current run, and when it began
 
     def under_way(self) -> str:
-        """Return the id of the current run; "" if no run has started or every run has a record.
+        """Return the id of the run that machines report as current; "" before runs are measured.
 
-        If no machine reports a current run, the first run without a record is returned.
+        If no machine reports a current run, the first run without a record is returned, or "" if
+        every run has a record.
         """
         reported = self.mailbox.under_way(self.plan.attempt)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()

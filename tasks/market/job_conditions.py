@@ -19,9 +19,9 @@ from warehouse import reads
 
 from ..workspace.workspace import Workspace
 
-# Start-up seconds before the first launch. GPU machines of GCP took 69 s on demand and 87 s
-# preemptible from request to running (`PRIOR_S`). Loading the agent and torchrun is assumed to take
-# about twice as long as on local hosts.
+# Prior start-up seconds, used until a launch was measured. From the request until they ran, GPU
+# machines of GCP took 69 s on demand and 87 s preemptible (`PRIOR_S`). Loading the agent and
+# torchrun is assumed to take about twice as long as on local hosts.
 _TO_WORK_S = 21.0
 EC2_STARTUP_S = {market: seconds + _TO_WORK_S for market, seconds in PRIOR_S.items()}
 LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)

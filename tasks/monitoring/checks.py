@@ -82,8 +82,8 @@ def note_alarms(
 ) -> list[str]:
     """Store an alarm for each slow run, and return sentences about slow runs and slow machines.
 
-    A run is slow if it takes much longer than the model in use predicts. Runs to which the model
-    was fitted are not checked.
+    A run is slow if its step time is above the 90 % interval that the model in use predicts. Runs
+    to which the model was fitted are not checked.
 
     champion: the model in use. None means that only machines are checked.
     refresh_id: the refresh whose machines are checked.

@@ -23,8 +23,6 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
         total: the sum over all groups.
         held: the leases that have not ended.
         unreadable: a sentence for each lease that cannot be read.
-
-    Raises WarehouseMissing if nothing was ever measured.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     since = datetime.min if days is None else now - timedelta(days=min(days, _MOST_DAYS))

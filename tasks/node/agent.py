@@ -36,11 +36,11 @@ EXIT_DEADLINE = 3
 _POLL_S = 0.2
 _HEARTBEAT_S = 1.0
 # Settings of torchrun in elastic runs: seconds between heartbeats, the number of missed heartbeats
-# that declares a node dead, and the maximum number of restarts. torch's defaults are 5 s and 3
-# heartbeats. 5 heartbeats tolerate a host with a third of a core, which sends heartbeats late.
+# after which a node counts as dead, and the maximum number of restarts. torch's defaults are 5 s
+# and 3 heartbeats. 5 heartbeats tolerate a host with a third of a core, whose heartbeats are late.
 _ALIVE_EVERY_S, _ALIVE_MISSED, _MOST_RESTARTS = 1, 5, 1000
-# Number of characters at the end of a log: the agent sends the first number of them to the
-# controller, and searches the second number for exit codes.
+# The agent sends the last _LOG_TAIL characters of a log to the controller. It searches the last
+# _READ characters for exit codes.
 _LOG_TAIL, _READ = 4000, 40_000
 # The only environment variables that a workload inherits from this process.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
@@ -176,7 +176,10 @@ class Agent:
         ]
 
     def end_launch(self) -> None:
-        """Kill torchrun and its descendants if they still run, and write `finished-<a>.json`."""
+        """Kill torchrun and all its descendants, and write `finished-<attempt>.json`.
+
+        Does nothing if no torchrun was started since the last call.
+        """
         if self.launch is None:
             return
         self.launch.kill()  # a new attempt may start before this attempt has ended
@@ -224,7 +227,10 @@ class Agent:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """Return the environment variables for a workload, with `scratch` as HOME and TMPDIR."""
+    """Return the environment variables for an agent or a workload.
+
+    Only the variables in _KEPT are inherited. HOME and TMPDIR are `scratch`.
+    """
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),
         "TMPDIR": str(scratch),

@@ -9,9 +9,9 @@ file ANSWER. Keys of the object:
     strategies    the strategies to compare with ddp
     batch         samples per step
 
-The list has the result of `checked` for each precision. The comparisons with ddp use the first
-precision, and their problems are in the first result. Strategies that should not train exactly like
-ddp are not compared.
+The list has the result of `checked` for each precision. Each strategy is compared with ddp only
+once, in fp32. The problems of the comparisons are in the first result. Strategies that should not
+train exactly like ddp are not compared.
 """
 
 import json
@@ -41,7 +41,7 @@ from .record import Item, WorkloadFile
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 
-_BUSY = 0.2  # fraction of the steps' time in which the process waits for a CPU; more is a warning
+_BUSY = 0.2  # warn if steps wait for a CPU for at least this fraction of their time
 _NAMED = 3  # maximum number of parameters that a message names
 _CPU = torch.device("cpu")
 _HINTS = {  # a pattern of the error's text, and the advice for such errors
@@ -56,7 +56,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Check the workload that standard input names. Exits with 0 even if the workload fails."""
+    """Check the workload in standard input. The exit code is 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -76,7 +76,10 @@ def main() -> None:
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
     """Train with strategy `name` and with ddp, and return an error message if their losses differ.
 
-    Returns "" if the losses are equal, or if ddp cannot train the model on this machine.
+    An error of the strategy is returned too. Returns "" if the losses are equal up to rounding, or
+    if ddp cannot train the model on this machine.
+
+    precision: the precision that the strategy must support. The comparison computes in fp32.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -205,14 +208,14 @@ def _notes(
     if left:
         yield (
             f"the optimizer does not train {', '.join(left[:_NAMED])}, so their gradients are"
-            " exchanged in vain"
+            " exchanged but not used"
         )
     if figures["queued_share"] >= _BUSY:
         yield f"busy: steps waited for a CPU for {figures['queued_share']:.0%} of their time"
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, but a slow machine may get one: {explain(error, workload)}"
+        yield f"a batch of 1 fails, but a slow machine may need it: {explain(error, workload)}"
 
 
 if __name__ == "__main__":

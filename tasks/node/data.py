@@ -20,7 +20,7 @@ S3 = "s3://"
 FILE = "data.json"
 # Bytes of a machine's volume to keep free for a checkpoint of up to 4 GB, logs and compiled code.
 KEPT_FREE_BYTES = 5 * 2**30
-FAILURE = ".failed"  # replaces the suffix of a data folder, for the reason of a failed download
+FAILURE = ".failed"  # suffix of a file beside a data folder, with the reason of a failed download
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 

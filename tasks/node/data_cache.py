@@ -3,6 +3,7 @@
 You can copy this file and use it in your training script. It needs only Linux and torch.
 
 The cache is one file, in memory or in a folder. Processes that share the file share the cache.
+The file has three parts:
 
     head     digest of the dataset
     index    offset, size in bytes and checksum of each sample; zeros if the sample is not cached
@@ -38,7 +39,9 @@ from torch.utils.data import Dataset, IterableDataset
 _GIB = 2**30
 _MIN_FREE = 5 * _GIB  # bytes of the disk to leave free for other files of the training
 _READ_TWICE = 3  # number of samples that each process reads twice, to detect samples that change
-_LOCK_S = 6.0  # maximum wait: the process with the lock may be stopped, or a file server down
+# Maximum seconds to wait for the lock. The process with the lock may be stopped, or the file server
+# may be down.
+_LOCK_S = 6.0
 _HEAD_BYTES, _ENTRY = 32, struct.Struct("<QQQ")
 _LOG = logging.getLogger(__name__)
 
@@ -194,9 +197,10 @@ class _Store:
         return content if zlib.crc32(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Store the pickle of the sample at index `at`, unless it is stored or there is no room.
+        """Store the pickle of the sample at index `at`, unless it is already stored.
 
-        After an error, a warning is logged once, and the cache counts as full.
+        After an error, or if there is no room, a warning is logged once and the cache counts as
+        full.
         """
         try:
             with _locked(self._file):
@@ -205,7 +209,7 @@ class _Store:
                 if self._room == math.inf:
                     left = shutil.disk_usage(self._file).free - _MIN_FREE
                 if len(content) > left:
-                    raise OSError("it is full")
+                    raise OSError("the cache is full")
                 if self.get(at) is None:
                     os.pwrite(self._file, content, end)
                     entry = _ENTRY.pack(end, len(content), zlib.crc32(content, at))
@@ -214,7 +218,7 @@ class _Store:
             if not self.full:
                 self.full.fill_(1)
                 _LOG.warning(
-                    "data cache: %s stores no more samples (%s); the rest is read in every epoch",
+                    "data cache: %s stores no more samples (%s); others are read in every epoch",
                     self._path,
                     error,
                 )

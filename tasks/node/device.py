@@ -19,7 +19,8 @@ def own_device(expected: Devices) -> torch.device:
     """Return the device of this rank, which becomes torch's current device if it is a GPU.
 
     The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
-    Else device_check.py has found the expected GPUs. torch raises RuntimeError if they are gone.
+    Otherwise, the device is the GPU with index LOCAL_RANK. torch raises RuntimeError if this GPU is
+    gone.
     """
     if expected.name == CPU or (expected.name == ANY and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -57,7 +58,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def usable(device: torch.device) -> bool:
-    """Return False if every later CUDA call on the device would fail, as after some CUDA errors."""
+    """Return True if the device still works. After some CUDA errors, all later CUDA calls fail."""
     try:
         now(device)
     except RuntimeError:

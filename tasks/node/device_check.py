@@ -53,7 +53,7 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
     """
     for wanted, got in zip(expected, used, strict=False):
         if not is_named(wanted.name, got.name):
-            return f"it ran on {got.name} where {wanted.name} was expected"
+            return f"the run used {got.name}, but {wanted.name} was expected"
     return ""
 
 
@@ -72,7 +72,7 @@ def wait_for_devices(expected: Devices, most_s: float) -> str:
         until = until or min(time.monotonic() + _WITHIN_S, ends - _LOOK_S)
         if time.monotonic() >= until:
             return (
-                f"this machine was bought for {expected.count} x {expected.name}, but torch can use"
+                f"this machine should have {expected.count} x {expected.name}, but torch can use"
                 f" {', '.join(names) or 'no GPU'} ({output})"
             )
         time.sleep(_PAUSE_S)

@@ -38,7 +38,7 @@ from .strategies.replicas import of_ranks
 from .worker import lost_peer
 
 _MARK = struct.Struct("<qd")  # the number of finished steps, and the Unix time of the last step
-_LATE_S = 5.0  # seconds by which workers may start later than this worker
+_LATE_S = 5.0  # seconds by which other workers may start later than this one
 
 
 def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
@@ -48,7 +48,7 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     sample. All ranks have the same number of micro-batches. The last micro-batch of a rank is never
     empty, because only the last micro-step communicates.
 
-    global_batch: at least the number of ranks.
+    global_batch: the number of samples, which must be at least the number of ranks.
     batches: the maximum micro-batch size of each rank.
     """
     exact = [global_batch * batch / sum(batches) for batch in batches]
@@ -112,7 +112,7 @@ class ElasticRun(Worker):
         for name, values in state.items():
             built.stateful[name].load_state_dict(values)
         restore_s = now(self.device) - began if state else None
-        # draw other samples than after the last start
+        # a new seed, so that this start does not repeat the samples of an earlier start
         torch.manual_seed(self.item.seed + 1000 * (self.rank + 1) + manifest["step"])
         if built.loader is not None:
             built.loader.seed += manifest["step"]
@@ -190,7 +190,10 @@ class ElasticRun(Worker):
 
 
 def main() -> None:
-    """Run this rank as a worker process of torchrun. After a failure, log the reason and exit."""
+    """Run this rank as a worker process of torchrun. After a failure, log the reason and exit.
+
+    A failed record is written too, unless the failure means that a peer was lost.
+    """
     die_with_parent()
     run = ElasticRun()
     try:

@@ -26,7 +26,7 @@ from .torchvision_operators import declare_what_did_not_load
 
 BatchMaker = Callable[[int], tuple[Any, Any]]
 
-_FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # of a traceback as text
+_FRAME = re.compile(r'File "(.+)", line (\d+)(, in \S+)?')  # a frame of a printed traceback
 
 
 class WorkloadError(Exception):
@@ -37,7 +37,7 @@ class WorkloadError(Exception):
 class LoadedWorkload:
     """The model, loss, batch function and optimizer that an entrypoint returned.
 
-    Model, loss and batches are on `device`.
+    Model, loss and batches are on `device`, unless `shared` leaves the model in host memory.
 
     make_batch: a function; `make_batch(batch)` returns (inputs, target) with `batch` samples.
     loss: a function; `loss(model(inputs), target)` is the mean loss of the samples.
@@ -89,7 +89,7 @@ class LoadedWorkload:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the number of trained parameters in elements, and the bytes of their gradients."""
+        """Return {"parameters": trained elements, "gradient_bytes": bytes of their gradients}."""
         trained = [weights for weights in self.model.parameters() if weights.requires_grad]
         return {
             "parameters": sum(weights.numel() for weights in trained),
@@ -119,7 +119,7 @@ def build(
 
     Raises:
         WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.
-        LoaderError: if the loader cannot be rebuilt.
+        LoaderError: if the returned DataLoader cannot be rebuilt.
         DataMissing: if the data are not on this machine.
         Exception: any error of the user's code.
     """
@@ -201,9 +201,9 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 
 
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
-    """Return the last line of the workload's code in the traceback of `error`; "" if there is none.
+    """Return where the workload's code raised `error`, such as "mine.py, line 14, in make_batch".
 
-    An example is "mine.py, line 14, in make_batch".
+    This is the innermost frame of the workload's code in the traceback; "" if there is none.
     """
     # the message of a DataLoader worker's error contains the worker's traceback
     frames = _FRAME.findall("".join(traceback.format_exception(error)))

@@ -6,7 +6,7 @@ tensor parallelism and ddp draw different dropout masks. The check passes if
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
 
-`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong model or loss function
+`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong forward pass or loss
 shows in the first step. A wrong update of the weights shows in the last step.
 
 To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. `spread`
@@ -36,7 +36,7 @@ from .switches import NONE
 
 _STEPS = 10
 _MAX_BATCH = 2  # samples of a rank; batch normalisation needs two
-_ROUNDING = 1e-5  # relative difference of losses in float32 that needs no explanation
+_ROUNDING = 1e-5  # relative difference of losses that float32 rounding explains
 _AMPLIFIED = 10.0  # the factor of `spread`
 # Memory of a ddp step, as a multiple of the gradients' bytes: weights, gradients, gradient buckets,
 # two states of Adam, and activations.
@@ -70,7 +70,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         if name not in SHARDED:
             built.model.to(built.device)
         built.arithmetic = Arithmetic(device=built.device)  # bf16 would hide small mistakes
-        # All ranks may be on this machine. A GPU needs no check, because it raises an error itself.
+        # All ranks may be on this machine. On a GPU, torch itself raises an out-of-memory error.
         needed = _MEMORY_OF_DDP * built.sizes["gradient_bytes"] * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:

@@ -1,10 +1,10 @@
 """Manage one rank of a torchrun launch: process groups, waits for other ranks, and reports.
 
 An item is one run of the plan. A node runs its items one after another, even if the items use
-different devices. Nodes run single-node items at the same time, because these items use no network.
-A multi-node item runs alone. All earlier items end before the multi-node item starts, and later
-items wait for its end. When an item ends, its first rank sets the key `run_id` of the shared
-TCPStore. Other ranks wait for this key without using CPU time.
+different devices. Different nodes run single-node items at the same time, because these items use
+no network. A multi-node item runs alone. All earlier items end before the multi-node item starts,
+and later items wait for its end. When an item ends, its first rank sets the key `run_id` of the
+shared TCPStore. Other ranks wait for this key without using CPU time.
 """
 
 import json
@@ -48,8 +48,8 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    devices: a device of each node, as records describe devices. A worker expects the device of its
-        own node on all nodes.
+    devices: {node: its kind of device, as records describe it}. A Worker assumes that all nodes
+        have the same kind of device. A Launch gathers the real kind from each node.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,8 @@ class Launch(Worker):
     equal: the cases that have passed the comparison with ddp. Each case is a text with workload,
         strategy, precision and ranks.
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
-    pairs: the result of probe.pairs on the first rank of each machine; {} on the other ranks.
+    pairs: the result of probe.pairs on the first rank of each machine. {} on the other ranks, or if
+        the plan does not request it.
     """
 
     def __init__(self) -> None:
@@ -240,7 +241,7 @@ class Launch(Worker):
             try:
                 end = self.store.get(item.run_id)  # waits for the key
             except dist.DistError as error:
-                leave(EXIT_LOST_PEER, f"the launch's store cannot be reached: {explain(error)}")
+                leave(EXIT_LOST_PEER, f"torchrun's store cannot be reached: {explain(error)}")
             if end == b"abort":
                 leave(EXIT_LOST_PEER, f"{item.run_id} failed on another node")
 
@@ -260,7 +261,7 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
     """Describe `error` in one line: its type, message, and the line of user code that raised it.
 
     An example is "ValueError: bad shape (mine.py, line 14, in make_batch)". The part in parentheses
-    is left out if `workload` is None.
+    is left out if `workload` is None or no line of user code is known.
     """
     text = str(getattr(error, "msg", error)).strip()  # a SyntaxError's `msg` has no file and line
     lines = text.splitlines() or [""]

@@ -183,10 +183,11 @@ class Loader:
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Make the kernel end this loader worker with its rank, and call the user's `worker_init_fn`.
+    """Make the kernel kill this loader worker when its rank ends, and call `begin`.
 
     begin: the user's `worker_init_fn`, or None.
     folder: the folder for the sockets through which the worker returns batches.
+    worker: the worker's index, which is passed to `begin`.
     """
     die_with_parent()
     tempfile.tempdir = folder
@@ -249,7 +250,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Return a context manager in which the loader's workers run, and after which they pause."""
+    """Return a context manager that resumes the loader's workers, and pauses them at its end."""
     if loader is not None:
         loader.signal(signal.SIGCONT)
     yield

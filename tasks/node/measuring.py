@@ -24,13 +24,13 @@ import torch.distributed as dist
 from .reference import Reference
 from .strategies.replicas import Group, of_ranks
 
-# A block is disturbed above this fraction of stolen time. Undisturbed runs also differ by 10 %.
+# A block is disturbed at this fraction of stolen time. Undisturbed runs also differ by 10 %.
 DISTURBED = 0.1
 _MIN_TICKS = 20.0  # with fewer CPU ticks, the stolen fraction is too uncertain
 MEDIAN_ERROR = 0.015  # a measurement may end below this relative standard error of the median
 DRIFT = 0.04  # a measurement may end below this `drift`; above it, the steps are still warming up
-# Standard error of the median of n normal values, as a multiple of the interquartile range divided
-# by sqrt(n): 1.2533 standard errors of the mean, and a range of 1.349 standard deviations.
+# Standard error of the median of n normal values, as a multiple of (interquartile range / sqrt(n)).
+# With standard deviation s, this error is 1.2533 s / sqrt(n), and the range is 1.349 s.
 _ERROR_OF_RANGE = 1.2533 / 1.349
 _STAT = Path("/proc/stat")
 _Result = TypeVar("_Result")
@@ -42,9 +42,11 @@ class NotMeasured(Exception):
 
 @dataclass
 class Patience:
-    """Repeats disturbed blocks while time is left, and collects figures of accepted blocks.
+    """Repeats disturbed blocks of steps while time is left.
 
-    A block is a group of consecutive steps. A block is disturbed if the stolen fraction of a
+    A Patience also keeps the stolen CPU time and the reference times of accepted blocks.
+
+    A block is a group of consecutive steps. A block is disturbed if the stolen fraction of any
     machine's CPU time is at least DISTURBED. When no time is left, every block is accepted.
 
     left_s: seconds left for repetitions.
@@ -73,14 +75,15 @@ class Patience:
         return _share(self.taken, self.wanted)
 
     def reset(self) -> None:
-        """Clear the figures of the previous run, but keep `left_s` for all runs of the launch."""
+        """Clear the values of the previous run, but keep `left_s`, which all runs share."""
         self.taken = self.wanted = 0.0
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
         """Return the values about the reference computation for the run's record.
 
-        `used` lists the number of devices of each machine. The result has these keys:
+        `used` lists the number of devices of each machine. The result is empty if no block was
+        accepted. Else it has these keys:
 
         reference_s: one time per machine in seconds: the median over blocks, on the machine's
             slowest device.
@@ -158,8 +161,8 @@ def central(values: Iterable[_Result], key: Callable[[_Result], float]) -> list[
 
     The mean of these values is the interquartile mean.
     """
-    # A CPU quota pauses some short computations, so the durations have two peaks. The median jumps
-    # between the peaks, but the interquartile mean varies less.
+    # A CPU quota pauses some short computations, so a histogram of durations has two peaks.
+    # The median jumps between the peaks, but the interquartile mean varies less.
     ordered = sorted(values, key=key)
     cut = len(ordered) // 4
     return ordered[cut : len(ordered) - cut]
@@ -181,9 +184,9 @@ def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float
     """Return the number of steps in the next block of a measurement; 0 if the measurement ends.
 
     seconds: the time of each step so far.
-    least: the measurement ends after `least` steps if the step time is precise.
-    most: the measurement always ends after `most` steps.
-    left_s: the measurement ends when no seconds are left, but not before the first block.
+    least: the minimum number of steps. Then the measurement ends when the step time is precise.
+    most: the number of steps after which the measurement always ends.
+    left_s: seconds until the measurement ends. At least one block is always measured.
 
     The step time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift`
     is below DRIFT.

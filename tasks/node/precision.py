@@ -50,7 +50,7 @@ class Arithmetic:
         self.hold()
 
     def hold(self) -> None:
-        """Set torch's float32 precision. User code may change it, so call this method again."""
+        """Set torch's float32 precision. Call this again after user code, which may change it."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 

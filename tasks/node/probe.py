@@ -121,11 +121,12 @@ class _Links:
         return torch.maximum(both, both.mT)
 
     def sharing(self, together: dict[tuple[int, int], float]) -> float:
-        """Return how much pairs delay each other when they send at the same time.
+        """Return how much the pairs in `together` delay each other if all send at the same time.
 
         0 means not at all, and 1 means that all pairs share one link.
 
-        together: {pair of ranks: seconds of an exchange while no other pair sends}.
+        together: {pair of ranks: seconds of an exchange while no other pair sends}. No rank is in
+            two pairs.
         """
         mine_s = 0.0
         meet(self.group)
@@ -140,7 +141,7 @@ class _Links:
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.
 
-        The size is large enough that an exchange takes _PAIR_S seconds, but at most _MAX_BYTES.
+        An exchange of this size takes at least _PAIR_S seconds, unless the size is _MAX_BYTES.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:

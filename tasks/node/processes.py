@@ -108,7 +108,8 @@ def leave(code: int, message: str) -> NoReturn:
 def worker_exit_code(log: str, own_code: int) -> int:
     """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
 
-    Returns `own_code`, the exit code of the command, if no rank was started.
+    Returns `own_code`, the exit code of torchrun or node.prepare, if the log has no exit code of a
+    rank.
     """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit

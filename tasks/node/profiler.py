@@ -1,4 +1,4 @@
-"""Profile a workload on one device: time each phase of a step, and measure DDP's buckets."""
+"""Profile a workload on one device: time each phase of a step and DDP's gradient buckets."""
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.
 

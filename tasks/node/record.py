@@ -48,7 +48,7 @@ CPU = "cpu"  # torch's name of the CPU as a device
 MACHINE, DATA, INSTALL = "machine", "data", "install"  # causes of a failure
 _DATA_MISSING = "DataMissing: "  # part of the reason of a failure, from launch.explain
 LEAST_ORDERED = 4  # minimum number of machines for which the order of the all-reduce ring matters
-ANY = "any"  # any device; for an emulated EC2, whose machines lack the devices of their types
+ANY = "any"  # any device; for an emulated EC2, whose machines lack their instance types' devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,11 @@ class WorkloadFile:
     module: the module that a node imports, with the unpacked folder on Python's path.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
-    environment: the virtual environment with the requirements; empty if the node installs them.
+    environment: path of the virtual environment with the requirements; empty if the node installs
+        them.
     env: environment variables for the code.
     data: a folder or an S3 address; empty if the function takes no data (see data.py).
-    data_digest: identifies the data.
+    data_digest: hash that identifies the data.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if a machine must check these devices before torchrun, as for all GPUs."""
+        """Return True for named GPUs, which a machine must check before it starts torchrun."""
         return self.name not in (CPU, ANY)
 
 
@@ -125,8 +126,8 @@ class Item:
         comparable between runs with the same seed, nodes, devices and batches.
     elastic: train `most_steps` steps, even if nodes other than the first node are lost. The present
         nodes divide the global batch. A checkpoint is written every `checkpoint_every` steps. After
-        a loss, the other nodes wait `wait_s` seconds for a replacement. An elastic run is the only
-        run of its plan, uses ddp, and has no switches.
+        a node is lost, the others wait `wait_s` seconds for a replacement. An elastic run is the
+        only run of its plan, uses ddp, and has no switches.
 
     Other fields:
 

@@ -53,11 +53,11 @@ class NotInstalled(Exception):
 
 
 class InstallationInterrupted(NotInstalled):
-    """A retry may help, because the cause may be the network or the time limit."""
+    """The installation failed because of the network or the time limit, so a retry may help."""
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack a .tar.gz into `folder`, over the files of an earlier attempt.
+    """Unpack a .tar.gz into `folder`, and overwrite the files of an earlier attempt.
 
     Raises OSError if the archive cannot be unpacked, or if it contains a link, a special file, or a
     path that leads out of the folder.
@@ -76,9 +76,9 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the folder below `environments` for the requirements, this Python and its torch.
+    """Return the virtual environment's folder for some requirements, this Python and its torch.
 
-    `digest` is the hash of the requirements.
+    The folder is below `environments`. `digest` is the hash of the requirements.
     """
     key = "\0".join([digest, sys.version, sys.prefix, version("torch"), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -108,7 +108,7 @@ def install(
     confine: maps pip's command to a command that runs pip with fewer rights.
 
     Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build a
-    package.
+    package. The error is InstallationInterrupted if a retry may help.
     """
     failed = f"requirements of workload {workload} could not be installed"
     if not builds:
@@ -199,9 +199,9 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return the paths that pip must be able to read: Python's folders, certificates and the like.
+    """Return the paths that pip must be able to read, such as Python's folders and certificates.
 
-    Values of pip's environment variables that are not paths are included too.
+    The list also has all values of pip's environment variables. Some values are not paths.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

@@ -4,8 +4,8 @@ Data parallelism averages gradients over W ranks. Rank i has a batch of b_i samp
 batch has B samples. The mean loss of rank i is multiplied by W b_i / B, so that unequal batches
 train like one global batch.
 
-Steps are timed in blocks. Ranks agree between two blocks whether to stop, so that this exchange is
-not timed.
+Steps are timed in blocks. Between two blocks, ranks exchange their times to agree whether to stop.
+This exchange is not timed.
 
 The worker processes of a DataLoader finish batches at about the same time, so waits for batches
 come in bursts. The step time of a workload with a loader is therefore the median time without
@@ -101,8 +101,8 @@ class TimedSteps:
 
         1. `item.warmup_steps` steps
         2. in fp16, steps until the loss scale stops falling
-        3. one step for each loader worker; no more steps start `item.most_s` seconds after the
-           first step
+        3. one step for each loader worker, but only while less than `item.most_s` seconds have
+           passed since the first step
 
         Raises NotMeasured if gradients in fp16 overflow at every loss scale.
         """
@@ -192,10 +192,11 @@ def _prepared(
 def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     """Train, and return the training losses for the run's record.
 
-    The steps are divided into `item.windows` equal windows. Training ends early after the window in
-    which `item.most_s` seconds have passed, or whose loss is not finite. The result has these keys:
+    The steps are divided into `item.windows` equal windows. Training ends early after a window if
+    `item.most_s` seconds have passed, or if the window's loss is not finite. The result has these
+    keys:
 
-    losses: the mean loss of each window over all samples, without a loss that is not finite.
+    losses: the mean loss of each window over all samples. A loss that is not finite is left out.
     steps_a_window: the number of steps in a window.
     diverged: True if the loss of the last window was not finite.
     """

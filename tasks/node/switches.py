@@ -57,7 +57,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         # by default, torch runs the model uncompiled above the limit
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        # between its blocks, a sharded model gathers weights, which cannot be compiled
+        # a sharded model gathers weights between its blocks, and gathering cannot be compiled
         for module in [model] if whole else blocks(model):
             module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
 

@@ -15,7 +15,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def declare_what_did_not_load() -> None:
-    """Declare `nms` and `qnms` if torchvision is installed but its library does not load."""
+    """Declare `nms` and `qnms` if torchvision is installed but its operators do not load."""
     package = find_spec("torchvision")
     if package is None or hasattr(torch.ops.torchvision, "nms"):
         return

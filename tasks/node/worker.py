@@ -36,7 +36,10 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Measure the runs of the plan that use this rank. The exit code is 0 if each has a record."""
+    """Measure the runs of the plan that use this rank.
+
+    An exit code of 0 means that every run of the plan has a record.
+    """
     die_with_parent()
     launch = Launch()
     go = launch.wait_for_go({"pairs": launch.pairs})
@@ -60,8 +63,8 @@ def main() -> None:
 def serve(launch: Launch, item: Item) -> None:
     """Measure the run `item` together with its other ranks.
 
-    The run's first rank writes the record. A rank that fails inside a collective writes a failed
-    record and exits.
+    The run's first rank writes the record. If the measurement of a run with several ranks
+    raises an error other than NotMeasured, this function calls `abort`, which ends the process.
     """
     reset_peak(launch.device)
     launch.begin(item)
@@ -69,7 +72,7 @@ def serve(launch: Launch, item: Item) -> None:
     built, problem = prepare(launch, item)
     values: dict[str, Any] = {}
     try:
-        # all ranks leave out the run if any rank has a problem; an error means that a rank is lost
+        # all ranks skip the run if any rank has a problem; an error here means that a rank is lost
         problem = next(filter(None, of_ranks(problem, group)), "")
         build_s = time.time() - launch.started_unix
         if not problem:
@@ -120,8 +123,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     `built` is the workload, or None for a probe of the network.
 
     Raises:
-        NotMeasured: the run yields no measurement, or a strategy of EQUAL_TO_DDP has other losses
-            than ddp.
+        NotMeasured: the run yields no measurement, or a strategy in EQUAL_TO_DDP does not train
+            like ddp.
         Exception: any error of the workload.
     """
     group, patience = launch.group(item), launch.patience
@@ -158,10 +161,10 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 
 
 def abort(launch: Launch, item: Item, error: Exception) -> NoReturn:
-    """Write a failed record and exit, so that torchrun ends the other ranks.
+    """End this process because of `error`, so that torchrun ends the other ranks.
 
-    If `error` means that another rank was lost, no record is written, because that rank is the
-    cause.
+    A failed record is written first. If `error` only means that another rank was lost, no record is
+    written, because the lost rank is the cause.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     code = EXIT_LOST_PEER

@@ -5,7 +5,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 
-_MODIFIED_UNIX = 315_619_200  # 1980-01-02: wheels reject earlier dates
+_MODIFIED_UNIX = 315_619_200  # 1980-01-02; zip files such as wheels cannot store dates before 1980
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:

@@ -9,7 +9,7 @@ ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
-+-- NotSwept         the reaper could not check the regions and leases that the error names
++-- NotSwept         the reaper could not check or end everything; the error names what is left
 """
 
 import json
@@ -49,7 +49,7 @@ class LeaseUnreadable(ProviderError):
 
 
 class NotSwept(ProviderError):
-    """The search for overdue machines could not check every region and lease.
+    """The reaper could not check every region and lease, or could not end every machine.
 
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
     done: one sentence for each lease or machine that was ended or could not be ended.
@@ -173,8 +173,8 @@ class RunningCluster(Protocol):
     cluster: the machines, with their zones and prices.
     mailbox: the folder for files from and to the machines.
     addresses: the machines' IP addresses, in rank order.
-    ready_within_s: seconds from the start within which a machine's agent must report. A machine
-        that takes longer counts as lost.
+    ready_within_s: seconds that a new machine's agent has to report that it started. A slower
+        machine counts as lost.
     checkpoints: a folder that all machines share; None if they share no folder.
     """
 
@@ -217,9 +217,9 @@ class RunningCluster(Protocol):
         return
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if no replacement is available.
+        """Replace the machine with rank `node`. Return False if the provider has no replacement.
 
-        Raises ProviderError or OSError if the new machine cannot be launched.
+        Raises ProviderError or OSError if the machine cannot be replaced for another reason.
 
         The new machine gets the rank and the mailbox folder of the old machine. The state files of
         the old machine, such as heartbeats, are deleted.
@@ -292,11 +292,12 @@ class Provider(Protocol):
         """End the launches whose deadline has passed, or whose controller process has died.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
-        NotSwept, after all other work, if a region or lease file could not be checked.
+        NotSwept, after all other work, if a region or lease file could not be checked. The EC2
+        provider also raises NotSwept if machines did not end.
         """
 
     def closed(self) -> list[Lease]:
-        """Return the records of all ended launches, even if some of their files are not here yet.
+        """Return the records of all ended launches, even if their files are not yet downloaded.
 
         The EC2 provider raises LeaseUnreadable if a lease file cannot be read.
         """

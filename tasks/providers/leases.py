@@ -72,8 +72,8 @@ class LeaseFolder(Generic[L]):
     def create(self, lease: L) -> None:
         """Create the lease's folder with lease.json and a mailbox, and lock its file `controller`.
 
-        By the lock, other processes see that this process is alive. Raises ProviderError if the
-        lease exists already, and OSError if lease.json cannot be written.
+        The lock shows other processes that this process is alive. Raises ProviderError if the lease
+        exists already, and OSError if lease.json cannot be written.
         """
         directory = self.directory(lease.lease_id)
         try:
@@ -150,7 +150,7 @@ class LeaseFolder(Generic[L]):
     def stored(self) -> list[Lease]:
         """Return every lease, including ended leases and unreadable leases.
 
-        An unreadable lease has an id, and a `problem` that says why it cannot be read.
+        The `problem` of an unreadable lease says why the lease cannot be read.
         """
         found: list[Lease] = []
         for lease_id in self.ids():
@@ -174,7 +174,10 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return leases with running machines or missing downloads, and unreadable leases."""
+        """Return the leases whose `is_held` is True, and unreadable leases.
+
+        The machines of these leases may run, or some of their files are not on this computer.
+        """
         return [lease for lease in self.stored() if lease.is_held]
 
     def forget(self, lease_id: str) -> None:
@@ -183,11 +186,14 @@ class LeaseFolder(Generic[L]):
         shutil.rmtree(self.directory(lease_id), ignore_errors=True)
 
     def forget_ended(self, lease_id: str) -> None:
-        """Delete an ended lease. Raises ProviderError if the lease still runs or is unreadable."""
+        """Delete an ended lease with its folder.
+
+        Raises ProviderError if the lease has not ended or cannot be read.
+        """
         lease = self.read(lease_id)
         if lease is not None and lease.ended_at is None:
             raise ProviderError(
-                f"lease {lease_id} is still held: its machines may be running. "
+                f"lease {lease_id} has not ended: its machines may be running. "
                 "Run `srift reap` to end them first"
             )
         self.forget(lease_id)
@@ -195,7 +201,7 @@ class LeaseFolder(Generic[L]):
     def forget_without_records(self, lease_id: str) -> str:
         """Delete the folder of a lease that has no lease.json, unless it has measurement records.
 
-        Returns a sentence about the records.
+        Returns a sentence that says where the records are, or that there are none.
         """
         mailbox = self.mailbox(lease_id)
         if any(mailbox.glob("node-*/records/*.json")):

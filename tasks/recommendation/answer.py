@@ -97,7 +97,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     if name not in workspace.settings.workloads and not shape:
         workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
     with one_thread():
-        # Planning is slow. The warehouse is closed before, so that other processes can write.
+        # Planning is slow. So the warehouse is closed first, and other processes can write.
         with workspace.warehouse.read():
             offers = current_offers(workspace)
             runs = measured_setups(workspace.warehouse, provider, [name])

@@ -41,7 +41,8 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     their hours or dollars. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. False if
-            the suggested runs would reduce the regret. None if there is no useful run.
+            the suggested runs would reduce the regret. None if no useful run was found, or if the
+            first run costs more than it is expected to save.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
             pair of cluster and PlannedRun). `regret_after` is the expected regret after this run

@@ -29,7 +29,7 @@ def size(
         scaling, checks, best_batch: lists of rows, as in the result of `size_workload`.
         formulas: {name of a computed value: its formula}.
         notes: sentences for the user, for example on instance types whose scaling is unknown.
-        workload, provider: the two arguments.
+        workload, provider: the arguments `name` and `provider`.
 
     instance_type: the instance type to include; None means all types.
     batch: the global batch to consider. None means all global batches that srift.toml allows. If

@@ -90,7 +90,7 @@ def log_to_run(text: str) -> None:
 
 
 def tell_all() -> None:
-    """Copy lines that sub-flows log with `log_to_run` to the log of the current flow run."""
+    """Make `log_to_run` in sub-flows also write to the log of the current flow run."""
     _OUTER[:] = [*_run_loggers().values()][-1:]
 
 

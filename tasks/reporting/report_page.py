@@ -99,7 +99,8 @@ def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     """Return panels of the page. Each panel has a title, a table and, if there is a plot, a chart.
 
     Consecutive rows with the same `title` share a panel.
-    name: the query of warehouse/report that returned the rows. It names the columns and the plot.
+    name: the query of warehouse/report that returned the rows. It determines the columns and the
+        plot.
     """
     panels, plot = [], _PLOTS.get(name)
     for title, group in groupby(rows, key=itemgetter("title")):

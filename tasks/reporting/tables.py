@@ -18,7 +18,7 @@ from models.domain.workload import Mode
 
 from .progress import Row, goal_text
 
-# Most programs that import this module print nothing. So functions import rich.
+# Most programs that import this module print nothing. So only functions that print import rich.
 if TYPE_CHECKING:
     from models.campaign.shopping_list import PlannedLaunch
 
@@ -135,8 +135,8 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 
 COLUMN_LEGEND = (
-    "p ok: probability of meeting the deadline or budget; p best: probability of being the best of"
-    " the nearest candidates; a doubling: a factor of two in batch, devices or machines"
+    "p ok: probability of meeting the deadline or budget; p best: probability that none of the"
+    " nearest alternatives is better; a doubling: a factor of two in batch, devices or machines"
 )
 _RECOMMENDED = """
     goal: {goal}
@@ -233,7 +233,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the suggested runs, and the reason why they or no runs are suggested.
+    """Print the reason in `pilots`, then the suggested runs, if there are any.
 
     pilots: the result of `tasks.recommendation.pilots.pilots_for`.
     """

@@ -277,7 +277,7 @@ def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
 
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:
-    """Return the id of the experiment `name`, and create a missing experiment."""
+    """Return the id of the experiment `name`. Creates the experiment if it is missing."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)

@@ -90,7 +90,7 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, promote or refuse it, and return its version and the decision.
 
-    If another version is in use since the comparison, the new model is compared again.
+    If the version in use has changed since the comparison, the new model is compared again.
     frames: the measurements to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name

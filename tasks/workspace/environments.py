@@ -25,9 +25,10 @@ def environment_at(home: Path, spec: WorkloadFile) -> Path:
 
 
 def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
-    """Install a workload's requirements if necessary, and return the environment's Python.
+    """Install a workload's requirements if necessary.
 
-    pip runs without access to this user's files. Raises NotInstalled if the installation fails.
+    Returns the path of the Python interpreter of the workload's environment. pip runs without
+    access to this user's files. Raises NotInstalled if the installation fails.
     """
     environment = environment_at(settings.home, spec)
     if not installed(environment):

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from ..reporting.progress import reporter
 
-_PATIENCE_S = 6 * 3600.0  # maximum wait of a scheduled run; no refresh takes so long
+_PATIENCE_S = 6 * 3600.0  # maximum wait in a run of a deployment; no refresh takes so long
 _POLL_S = 2.0
 
 
@@ -74,9 +74,9 @@ def _locked(file: IO[str], how: int) -> bool:
 
 
 def patience_s() -> float:
-    """Return the seconds to wait for another refresh: six hours in a scheduled run, else 0.
+    """Return the seconds to wait for another refresh.
 
-    A scheduled run is started by a Prefect deployment.
+    The wait is six hours in a flow run of a Prefect deployment, else 0.
     """
     from prefect.runtime import deployment
 

@@ -148,8 +148,8 @@ class WorkloadSettings(_Section):
     data: a folder or `s3://bucket/prefix`. The entrypoint's argument `data` is the folder on the
     training machine.
     follow_links: if True, symbolic links may lead out of the folder `data`.
-    allow_builds: if True, pip may build requirements from source on this computer, which runs their
-    code.
+    allow_builds: if True, pip may build requirements from source on this computer. A build runs the
+    code of the requirement.
     transformer: the network's shape, as the path of a Hugging Face `config.json` or a table with
     its keys.
     sequence: number of tokens in a sample.
@@ -384,7 +384,7 @@ class Settings(_Section):
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
     def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
-        """Return the description and the code of a workload that machines receive.
+        """Return what machines receive for a workload: its description and its code.
 
         Raises:
             SettingsError: if the name is unknown, or the code or data cannot be sent to machines.

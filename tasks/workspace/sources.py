@@ -123,8 +123,8 @@ def folder_source(
 
     module: dotted name of the entrypoint's module.
     requirements: name of the requirements file in `folder`; empty if there is none.
-    Raises SourceRefused if the module or the requirements file is missing, if the files are too
-    many or too large, or if a file would shadow Srift's package `node`.
+    Raises SourceRefused if the module or the requirements file is missing, or if the files are too
+    many or too large. Also if a file would shadow Srift's package `node`.
     """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")

@@ -112,7 +112,7 @@ def test_what_a_killed_controller_leaves_is_reaped_and_its_mailbox_kept(local, t
         assert local.reap(now) == [] and local.leases()[0].controller_alive
         controller.send_signal(signal.SIGKILL)
     assert left_over(local) != [] and not local.leases()[0].controller_alive
-    with pytest.raises(ProviderError, match="still held"):
+    with pytest.raises(ProviderError, match="has not ended"):
         local.forget("orphan")
     [sentence] = local.reap(now)
     assert "orphan" in sentence and "is gone" in sentence

@@ -1,5 +1,6 @@
 -- Grain: one row per run whose step time was above its predicted 90 % interval. A run has no row if
--- a later run measured the same setup, because the later run shows the current state.
+-- a later run measured the same setup, in any strategy, precision and switches. The later run shows
+-- the current state.
 create or replace view alarms as
 select
     raw_alarms.run_id, raw_alarms.provider, raw_alarms.workload, raw_alarms.cluster, raw_alarms.zone, raw_alarms.cause,

@@ -1,5 +1,5 @@
--- Grain: one row per machine of each current run (train, profile or probe) whose reference was
--- measured. A run is current if its definitions and machines are unchanged (see stg_current).
+-- Grain: one row per machine of each current run (train, profile or probe) with a measured
+-- reference. A run is current if its definitions and machines are unchanged (see stg_current).
 -- reference_s is the duration of the reference, a fixed computation that shows how fast the machine
 -- was. usual_s is the median of reference_s over all rows of the instance type.
 create or replace view machine_speeds as

@@ -1,7 +1,8 @@
 -- Grain: one row per machine that Srift held. startup_s is the time from the request until the
--- machine was ready for work; null for replacements and if it never was. hours is how long the machine was held.
--- interrupted is true if the market took the machine away; interrupted_at is the time. machines
--- counts the machines of the same type, market and zone in the lease.
+-- machine was ready for work. It is null for replacements, and for machines that were never ready.
+-- hours is how long the machine was held. interrupted is true if the market took the machine away;
+-- interrupted_at is the time. machines counts the machines of the same type, market and zone in the
+-- lease.
 create or replace view machines as
 select
     provider,

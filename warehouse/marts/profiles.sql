@@ -1,8 +1,8 @@
 -- Grain: one row per provider, workload, precision, switches, instance type and batch: median
 -- seconds of each phase of a step on one device, over the profile runs whose definitions and
 -- machines are unchanged (see stg_current).
--- reference_s and usual_reference_s are as in the mart `runs`, but reference_s is also a median
--- over the profile runs.
+-- reference_s is the median duration of the reference (a fixed computation) over these runs.
+-- usual_reference_s is its usual duration on the instance type.
 create or replace view profiles as
 with lines as (
     select

@@ -126,7 +126,8 @@ explained as (
     select
         changed.*,
         repriced.provider is not null
-            -- Prices cannot be compared if only one publication has the offer. Then prices are the cause if nothing else is.
+            -- Prices cannot be compared if only one publication has the offer. Then prices are the
+            -- cause if nothing else is.
             or (prices_dated_anew and not goals_changed and not model_changed and not measurements_changed)
             as prices_changed
     from changed

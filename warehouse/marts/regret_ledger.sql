@@ -1,6 +1,7 @@
 -- Grain: one row per publication, workload, goal and constraint whose first choice was measured
 -- afterwards. If several publications in a row name the same choice, only the last publication
--- before a run has a row. The runs until the next row of the same choice judge the choice.
+-- before a run has a row. The choice is compared with the runs up to the next row of the same
+-- choice.
 -- If a choice was judged several times, the row has the judgement with the most runs. Among equal
 -- numbers of runs, the newest judgement counts.
 create or replace view regret_ledger as

@@ -1,5 +1,5 @@
--- Grain: one row per goal whose first choice differs from the first choice of the previous
--- publication.
+-- Grain: one row per goal whose first choice, or its hours or dollars, differ from those of the
+-- previous publication.
 select
     case when change in ('choice', 'split', 'goal') then 'Other choices' else 'The same choice at other hours or dollars' end
         as title,

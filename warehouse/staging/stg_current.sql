@@ -1,9 +1,9 @@
 -- Grain: one row per measured train, profile or probe run, with its torch version (major.minor) and
--- three flags.
+-- four flags.
 -- workload_same: the workload's definition is unchanged. instances_same: the definitions of the
--- instance types are unchanged. machine_same: the run used the devices of its instance types, and
--- the same torch version as the provider's newest run on the right devices. A local run must also
--- have the machine fingerprint of this newest run.
+-- instance types are unchanged. newest_same: the run has the torch version of the provider's newest
+-- run on the right devices. A local run must also have the machine fingerprint of this newest run.
+-- machine_same: newest_same is true, and the run used the devices of its instance types.
 create or replace view stg_current as
 with measured as (
     select

@@ -36,7 +36,8 @@ from .s3 import FAULTS, MachineStore, s3_client
 from .sync import Inbox, Outbox
 
 POLL_S = 0.5
-# Seconds between downloads, and between looks for a notice, which comes two minutes before the end.
+# Seconds between two downloads, and between two checks for an interruption notice. EC2 sends the
+# notice two minutes before the interruption.
 _EVERY_S = 2.0
 _FLUSH_S = 20.0  # seconds for uploads while the machine shuts down
 _GRACE_S = 60.0  # seconds for uploads between the end of the agent and the machine's deadline
@@ -54,7 +55,7 @@ class Delivery:
     ends: the machine's deadline, as a value of time.monotonic().
     data: downloads the workloads' data. `data.mailbox` is the local folder for the machine's files.
     sent: {name of a status file: its last uploaded content}.
-    next_at: value of time.monotonic() at which downloads and the look for a notice are due.
+    next_at: value of time.monotonic() at which the next download and check for a notice are due.
     leaving: True if the machine is shutting down.
     grace_s: the number of seconds between the agent's deadline and the machine's deadline.
     """
@@ -123,7 +124,7 @@ class Delivery:
     def _round(self, outbox: Outbox) -> None:
         """Upload files. Every _EVERY_S seconds, also download, and check for notices.
 
-        Errors are printed, not raised.
+        Errors of S3, network and disk are printed, not raised.
         """
         with self._faults_printed():  # first, because a record matters more than a new plan
             outbox.carry()
@@ -139,7 +140,7 @@ class Delivery:
             self._publish("notice.json", self.notice())
 
     def _over(self) -> bool:
-        """Return True if the machine shuts down, or if only the time for uploads is left."""
+        """Return True if the machine is shutting down, or only the time for uploads is left."""
         return self.leaving or time.monotonic() >= self.ends - self.grace_s
 
     @contextmanager
@@ -232,7 +233,8 @@ def deliver(
 def main() -> None:
     """Run the courier, and power the machine off at the end even if the courier fails.
 
-    EC2 terminates a machine that powers off.
+    EC2 terminates a machine that powers off, because Srift launches machines with
+    InstanceInitiatedShutdownBehavior=terminate.
     """
     parser = argparse.ArgumentParser(prog="node.on_ec2.courier")
     for name in ("bucket", "prefix", "region", "lease", "role-id", "user", "python"):

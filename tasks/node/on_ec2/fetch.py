@@ -46,7 +46,7 @@ class Fetcher:
             try:
                 self._fetch(digest, address)
                 self.states[digest] = {"state": READY}
-            except Exception as error:  # the controller waits for some outcome
+            except Exception as error:  # the controller waits for an outcome
                 reason = (
                     f"the data of {address} could not be downloaded: {error}"
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"

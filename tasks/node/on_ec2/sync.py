@@ -58,7 +58,7 @@ class Inbox:
         files = dict(json.loads(self.get("manifest.json"))["files"])
         for name in files:
             if _INCOMING.fullmatch(name) is None:
-                raise OSError(f"manifest.json lists {name!r}, which is not a file of a mailbox")
+                raise OSError(f"manifest.json lists {name!r}, which is not a mailbox file name")
         new = [name for name in files if self.placed.get(name) != files[name]]
         for name in sorted(new, key=lambda name: _PLACED.index(re.split(r"[-./]", name)[0])):
             content = self.get(name)
@@ -74,8 +74,9 @@ _RECORDS = "records/"
 # allow 1 GiB in total. Of a longer log, only the last 512 KiB are uploaded.
 _MOST_FILES = 1000
 _LARGEST_BYTES = 2**19
-# Minimum seconds between two uploads of a file, or between two attempts. The heartbeat must be
-# uploaded much more often than every 30 s, because the controller then declares a node silent.
+# Minimum seconds between two uploads of a file, or between two attempts. CHANGED_EVERY_S
+# applies to heartbeats too. It must be much less than 30 s, because the controller declares a node
+# silent after 30 s without a heartbeat.
 CHANGED_EVERY_S, LOG_EVERY_S = 5.0, 10.0
 # Uploads cost money, and user code decides how often it rewrites files. All uploads except
 # heartbeats therefore share a budget, whose price tasks/providers/ec2/prices.py adds to each
@@ -95,7 +96,8 @@ class Outbox:
     sent: {file name: mark of the content at the last upload}.
     due_at: {file name: value of time.monotonic() before which the next upload is not tried}.
     budget: the number of uploads that may start now.
-    budget_at: the value of time.monotonic() at which `budget` was computed. The budget starts full.
+    budget_at: the value of time.monotonic() at which `budget` was computed. With the initial
+        value, the budget starts full.
     """
 
     folder: Path
@@ -164,7 +166,10 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file. If the file is too large, upload the reason in `refused.json` instead."""
+        """Upload a file. Of a long log, upload only the last _LARGEST_BYTES bytes.
+
+        If another file is too large, upload the reason in `refused.json` instead.
+        """
         read = self._read(name)
         if read is None:  # the file is gone, or is no longer a regular file of the owner
             return

@@ -126,7 +126,8 @@ def _hook(
 def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
     """Replace `optimizer.step` by a step that divides the update among ranks (strategy zero1).
 
-    One rank updates each parameter as a whole, so the weights equal DDP's weights bit for bit.
+    Each parameter is updated as a whole, by one rank. Therefore the weights equal DDP's weights bit
+    for bit.
     Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and
     defaults.
     """
@@ -157,7 +158,7 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
-    # torch does not sum a norm over ranks at once, so `DTensor.item` would return this rank's part.
+    # torch delays the sum of a norm over ranks, so `DTensor.item` would return this rank's part.
     for name in ("item", "__float__", "__int__", "__bool__"):
         setattr(DTensor, name, partialmethod(_of_whole, getattr(Tensor, name)))
     for module in [*blocks(model), model]:

@@ -5,7 +5,7 @@ ddp-powersgd  torch's hook: a matrix is sent as the product of two narrow matric
               feedback
 ddp-mstopk    only the largest entries are sent between machines, with error feedback. For M
               machines of n devices, a bucket of d values and density p:
-                1. Each machine sums the gradient. Each of its devices holds d/n of the sum.
+                1. Each machine sums the gradients of its devices. Each device holds d/n of the sum.
                 2. A device adds its residual and picks the largest p d/n entries. The other entries
                    become its new residual.
                 3. The devices with the same index on all machines exchange their picked entries as
@@ -56,7 +56,7 @@ def powersgd_hook(
 
 @dataclass
 class SparseExchange:
-    """The values that a rank has not sent yet, and the exchange of strategy ddp-mstopk.
+    """The state of strategy ddp-mstopk on a rank, and its exchange of gradients.
 
     machines: the number of devices of each machine, which is the same on all machines.
     density: the fraction of the entries that is sent.
@@ -71,11 +71,11 @@ class SparseExchange:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def summed(self, index: int, gradient: Tensor) -> Tensor:
-        """Return the sum of `gradient` over ranks, of only the largest entries of each machine.
+        """Sum `gradient` over ranks, but send only the largest entries between machines.
 
-        `gradient` and the result have shape (d,). An entry that no machine sends is 0. Unsent
-        entries stay in `residuals[index]`, and are added to the bucket's next gradient. Every rank
-        must call this method.
+        `gradient` and the result have shape (d,). The result is 0 at entries that no machine sends.
+        Unsent values stay in `residuals[index]`, and are added to the bucket's next gradient. Every
+        rank must call this method.
 
         index: the number of the gradient's bucket.
 

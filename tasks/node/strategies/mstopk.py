@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 PASSES = 30  # maximum number of iterations, which reduce the bracket to 1e-9 of its first width
-_NARROW = 0.2  # if a smaller fraction is above the lower threshold, iterations skip other entries
+# If at most this fraction of the entries is above the lower threshold, later iterations skip the
+# other entries.
+_NARROW = 0.2
 
 
 def largest(values: Tensor, count: int) -> Tensor:

@@ -56,7 +56,7 @@ def refuse(item: Item, device: torch.device) -> None:
         )
     if item.precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(
-            f"strategy {name}: fp16 is not supported, because it scales gradients; use bf16"
+            f"strategy {name}: fp16 is not supported, because fp16 scales gradients; use bf16"
         )
     if name in (*TENSOR, DELTAS) and len(set(item.batches)) > 1:
         raise ValueError(
@@ -139,7 +139,7 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
     step = vars(optimizer).get("step")
     if name in (ZERO1, TABLES, *TENSOR) and step and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(
-            f"strategy {name} does not support an optimizer with its own step function; use ddp"
+            f"strategy {name}: the optimizer's `step` was replaced, which is not supported; use ddp"
         )
     if name == ZERO1:
         arguments = [*signature(kind).parameters.values()][1:]  # without the weights
@@ -151,7 +151,7 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
             )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: each rank has some of the embedding tables only, and"
+            f"strategy {name}: each rank has only some of the embedding tables, and"
             f" {kind.__name__} may need all weights; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:

@@ -15,7 +15,7 @@ Group = dist.ProcessGroup | None  # None for a run on one device
 
 
 class Replaced(nn.Parameter):
-    """A parameter that a strategy has replaced by a part of it. Any use raises RuntimeError."""
+    """A parameter that `retarget` has replaced. Any use raises RuntimeError."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:

@@ -3,7 +3,7 @@
 The P ranks form a grid of [rows, columns, depth] (grid.py). Before divided layers, the ranks of a
 row exchange activations. A rank then has the samples of all ranks in its row, but only some of the
 features. After the layers, the inverse exchange returns all features of the rank's own samples. The
-rest of the model is data parallel, so a step equals that of ddp up to rounding.
+rest of the model is data parallel, so a step equals a step of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers, divided like torch's ColwiseParallel and RowwiseParallel
                         [Shoeybi et al. 2019]. An all-gather precedes the first layer, and a
@@ -54,7 +54,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 # Minimum number of linear layers in a run. One layer needs as much communication as two layers.
 _MIN_LINEAR = 2
 # Linear layers of feed-forward blocks in Hugging Face's transformers, by the name of the block's
-# class. The last layer takes a pointwise function of the other layers' outputs, or their product.
+# class. The last layer's input is a pointwise function or the product of the other layers' outputs.
 # Other classes may have layers with these names, but mix features between the layers.
 _FEED_FORWARD = {
     "GPT2MLP": ("c_fc", "c_proj"),
@@ -84,7 +84,7 @@ class LayerRun(NamedTuple):
 
     @property
     def opens(self) -> dict[nn.Module, bool]:
-        """Return {linear layer: True if tensor-1d divides its outputs, False if its inputs}."""
+        """Return {linear layer: whether tensor-1d divides its outputs instead of its inputs}."""
         return {
             layer: place < self.inlets or (place - self.inlets) % 2 == 1
             for place, layer in enumerate(filter(_is_linear, self.parts))
@@ -166,7 +166,7 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Set the blocks' gradients to the gradients of all ranks' mean loss (a step pre-hook)."""
+        """Set the blocks' gradients to those of the mean loss over all ranks (a step pre-hook)."""
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
@@ -321,7 +321,7 @@ class _Attention(nn.Module):
 def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     """Replace the layers of `run` in `model` by this rank's blocks of these layers."""
     grid, opens = blocks.grid, run.opens
-    dim, is_divided = 0, not grid.is_flat  # is_divided: after `part`, a rank has some features
+    dim, is_divided = 0, not grid.is_flat  # is_divided: a rank has only some features after `part`
     new: dict[nn.Module, nn.Module] = {}
     for part in run.parts:
         if isinstance(part, nn.MultiheadAttention):
@@ -355,9 +355,9 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
     uses, runs = uses_of(model), list[LayerRun]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
-        """Return True for an unmodified layer of a class in `kinds` that shares no parameter.
+        """Return True if a layer is linear or in `kinds`, is unmodified and shares no parameter.
 
-        A LayerNorm must normalise only the last dimension.
+        `kinds` is a set of classes. A LayerNorm must normalise only the last dimension.
         """
         if not (type(part) in kinds or _is_linear(part)) or _is_changed(part):
             return False
@@ -413,7 +413,7 @@ def _is_sequence(module: nn.Module) -> bool:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Return True if `module` has hooks or its own attribute `forward`."""
+    """Return True if `module` has hooks, or if its `forward` was replaced on the instance."""
     return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 

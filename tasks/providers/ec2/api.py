@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 PRICE_LIST_REGION = "us-east-1"  # here, the Price List API has the prices of every region
 ATTEMPTS = 5
-ALIVE = ("pending", "running", "stopping", "stopped")  # states that cost money now or may later
+# States in which a machine costs money, or may cost money later.
+ALIVE = ("pending", "running", "stopping", "stopped")
 STILL_ALIVE: Filters = {"instance-state-name": ALIVE}
 _SERVICES = {"servicequotas": "service-quotas"}  # IAM's name -> boto3's
 _METHODS = {
@@ -121,7 +122,7 @@ class Ec2Api:
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
         """Call `action`, and return the response. Return {} if AWS refuses with a known error.
 
-        refusals: the known errors: AWS error codes, or kinds of codes such as "gone" (errors.py).
+        refusals: the known errors, as AWS error codes or as kinds such as "gone" (see errors.py).
 
         Raises AwsRefused for any other error.
         """
@@ -275,7 +276,8 @@ class Store:
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
         """Return (objects below `prefix`, time at which S3 sent the first page of the list).
 
-        An object is S3's entry, with key, size and ETag. The time is Unix time on S3's clock.
+        Each object is an entry of S3's list, with key, size and ETag. The time is Unix time on S3's
+        clock.
 
         most: stop after the first page that brings the list above this number of objects.
         """

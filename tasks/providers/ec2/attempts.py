@@ -91,9 +91,9 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, and
         at least the current spot price.
 
-    If the account price in [ec2.prices] is higher, it is the result, so that spending caps count
-    what the account pays. A discount does not lower the bid, because EC2 compares bids with list
-    prices.
+    If the account's price in [ec2.prices] is higher, that price is returned. Spending caps then
+    count what the account pays. A discount does not lower the bid, because EC2 compares bids with
+    list prices.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -71,9 +71,10 @@ class Ec2Cluster(RunningCluster):
         self._looked_at = datetime.min.replace(tzinfo=UTC)
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Try `attempts` in order until the machines of one run, and send them their files.
+        """Try `attempts` in order until all machines of an attempt are running.
 
-        Ends the machines of a failed attempt before the next attempt.
+        Ends the machines of a failed attempt before the next attempt. Sends the controller's files
+        to the running machines.
 
         Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
         the lease cannot be written, and ProviderError for all other failures.

@@ -57,8 +57,8 @@ class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
     group: the value of the machines' tag srift:node-group.
-    usd_per_hour: the maximum price of one machine, plus the expected cost of its volume, IP address
-        and S3 requests.
+    usd_per_hour: an upper bound on the cost of one machine, including its volume, IP address and S3
+        requests.
     asked_at: the time of the request.
     answered: False until the launched machines are in the lease file.
     """
@@ -220,7 +220,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add the costs of leases to `spent_file`, or create the file.
+        """Add the costs of leases to `spent_file`. Create the file if it is missing.
 
         spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
 
@@ -244,7 +244,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         """Store the cost of an ended lease in `spent_file`, and delete the lease.
 
         Raises ProviderError if the machines may still run, or if the lease or `spent_file` cannot
-        be read.
+        be read. Raises OSError if `spent_file` cannot be written.
         """
         lease = self.read(lease_id)
         if lease and lease.ended_at:

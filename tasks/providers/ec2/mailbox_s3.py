@@ -1,11 +1,12 @@
 """Copy a launch's files between S3 and a local folder, the mailbox.
 
-Each upload of a machine becomes a local file. Its modification time is the time at which S3 stored
-the upload. A machine chooses the names of its uploads, but no upload is stored outside the
-machine's local folder.
+Each upload of a machine becomes a local file. The file's modification time is the time at which S3
+stored the upload. A machine chooses the names of its uploads, but no upload is stored outside the
+machine's local folders.
 
-This process (the controller) uploads its files for a machine to the machine's folder `in/` on S3.
-The last upload is a manifest with the SHA-256 of all files.
+This process (the controller) has a prefix on S3 for each machine. It uploads the files for a
+machine below `in/` of the machine's prefix. The last upload is a manifest with the SHA-256 of all
+files.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
 stops, so that no machine is considered lost.
@@ -28,7 +29,7 @@ from .leases import Ec2Lease, Ec2Machine
 
 POLL_S = 1.0
 LIST_EVERY = 5  # number of polls between two LISTs; prices.py counts 720 LIST requests an hour
-MOST_BYTES = 64 * 2**20  # size limit of one upload; a machine's courier sends at most 32 MiB
+MOST_BYTES = 64 * 2**20  # size limit of one download; a machine uploads at most 512 KiB per file
 MOST_FILES = 20_000  # maximum number of uploads that are downloaded from one machine
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}/){0,3}[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}"
@@ -70,7 +71,7 @@ class Mirror:
             self._thread.join()
 
     def sync(self) -> None:
-        """Download new uploads and send changed files, unless AWS or the disk fails."""
+        """Download new uploads, and upload changed files. AWS and disk errors are not raised."""
         self.pull()
         self.push()
 
@@ -131,7 +132,8 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        An object that S3 has deleted, or that cannot be stored at `path`, is not tried again.
+        An object that S3 has deleted is not tried again. Neither is an object whose path conflicts
+        with a file or folder.
 
         stored: the object's entry in S3's list.
         """

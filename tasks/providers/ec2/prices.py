@@ -116,7 +116,7 @@ def spot_offers(
     return offers
 
 
-HOURS_A_MONTH = 730.0  # the month by which AWS bills volumes
+HOURS_A_MONTH = 730.0  # AWS bills volumes by months of 730 hours
 # Dollars per GiB and month of gp3 volumes (https://aws.amazon.com/ebs/pricing/). Other regions get
 # the price of the most expensive region, Sao Paulo. Srift buys no additional IOPS or throughput.
 GP3_USD_PER_GIB_MONTH = {

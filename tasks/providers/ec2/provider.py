@@ -130,7 +130,7 @@ class Ec2Provider(Ec2Market, Provider):
     def fetched(self, lease: Ec2Lease) -> Ec2Lease:
         """Download the missing uploads of an ended launch, and return the updated lease.
 
-        Its `fetched` is False if uploads are still missing.
+        The `fetched` of the result is False if uploads are still missing.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -172,11 +172,14 @@ class Ec2Provider(Ec2Market, Provider):
         tidy(self.api, lease.region, lease.filters, lambda tags: True)
 
     def leases(self) -> list[Lease]:
-        """Return leases with running machines or missing downloads, and unreadable leases."""
+        """Return leases whose machines may run or whose uploads are missing.
+
+        Unreadable leases are included.
+        """
         return self.lease_folder.held()
 
     def ended(self) -> list[Lease]:
-        """Download missing uploads, and return the ended leases without missing uploads."""
+        """Download missing uploads. Return the ended leases whose uploads are all downloaded."""
         stored = self.lease_folder.stored()
         over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
@@ -193,7 +196,8 @@ class Ec2Provider(Ec2Market, Provider):
         """End overdue launches, launches whose process has died, and leftover machines.
 
         A leftover machine is past the deadline in its tags, or belongs to this SRIFT_HOME but to no
-        open lease. The regions of srift.toml and of the last 30 days are checked.
+        open lease. The reaper checks the regions of srift.toml, of the leases on disk, and of its
+        searches in the last 30 days.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept if a region or lease file could not be checked, or if machines did not end.

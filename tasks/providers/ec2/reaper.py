@@ -25,7 +25,8 @@ from .termination import (
     until,
 )
 
-_REMEMBERED = timedelta(days=30)  # time to check a region that is in no lease and not in srift.toml
+# How long a region is still checked after it is in no lease and not in srift.toml.
+_REMEMBERED = timedelta(days=30)
 
 
 @dataclass
@@ -58,8 +59,8 @@ class Reaper:
         with self.leases.locked():
             for lease_id in self.leases.ids():
                 self._lease(lease_id)
-        # The time of a region is not updated if the region is known only from earlier searches. The
-        # reaper therefore forgets such a region after 30 days.
+        # If a region is known only from earlier searches, its search time is not updated. Such a
+        # region is therefore forgotten after 30 days.
         to_note = self.regions | {*self.choices.regions}
         try:
             swept = self.leases.swept().items()

@@ -103,6 +103,7 @@ def launch_template(
 
     security: id of the security group.
     user_data: the machines' user-data in base64.
+
     The template has no key pair, because nobody logs in to the machines.
     """
     volume = {
@@ -115,11 +116,12 @@ def launch_template(
         "ImageId": spec.image["ImageId"],
         "IamInstanceProfile": {"Name": spec.choices.instance_profile},
         "InstanceInitiatedShutdownBehavior": "terminate",
+        # User code is blocked from the metadata service only over IPv4, so IPv6 is disabled.
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
             "HttpEndpoint": "enabled",
-            "HttpProtocolIpv6": "disabled",  # user code is blocked from the service only over IPv4
+            "HttpProtocolIpv6": "disabled",
         },
         "BlockDeviceMappings": [
             {"DeviceName": spec.image.get("RootDeviceName") or "/dev/sda1", "Ebs": volume}

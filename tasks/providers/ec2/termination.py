@@ -123,7 +123,7 @@ def tidy(
     """Delete security groups, placement groups and launch templates that are no longer needed.
 
     filters: only resources that match these EC2 filters are deleted.
-    over: a function that returns True if the resource with these tags is no longer needed.
+    over: a function of a resource's tags. It returns True if the resource is no longer needed.
     """
     with suppress(AwsRefused):
         for key, describe, delete, name in _LEFTOVERS:
@@ -137,9 +137,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    If a request is unanswered and has no known machines after FORGOTTEN (45 minutes), the result
-    has all its machines, as if they had run until their deadline. The recorded cost may thus be too
-    high, but never too low, so that spending caps hold.
+    If a request is unanswered and has no known machines after FORGOTTEN (45 minutes), all requested
+    machines count as launched. Their cost is counted until now, but at most until LATEST after the
+    deadline. The recorded cost may be too high, but never too low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []

@@ -139,7 +139,7 @@ class LocalMachine:
         if self.shares.why_not and not cores.is_integer():
             return (
                 f"Fractions of a core cannot be enforced here ({self.shares.why_not}). Run as root,"
-                " or where the cpu controller is delegated to you"
+                " or where cgroup's cpu controller is delegated to you"
                 " (systemd-run --user --scope -p Delegate=yes)."
             )
         if cores > most_cores() + 1e-9:

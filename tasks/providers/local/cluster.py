@@ -83,7 +83,7 @@ class LocalCluster(RunningCluster):
         self._limit([None] * len(self._hosts), [os.sched_getaffinity(0)] * len(self._hosts))
 
     def nodes(self) -> Sequence[NodeState]:
-        """Interrupt the spot hosts whose time has come, and return the state of each host."""
+        """Interrupt the hosts whose simulated interruption is due. Return each host's state."""
         for index, ends_at in enumerate(self._ends_at):
             if time.monotonic() >= ends_at:
                 self.revoke(index, "revoked by the spot market")

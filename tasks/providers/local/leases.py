@@ -38,8 +38,9 @@ class LeaseStore(LeaseFolder[Lease]):
         self.prefix = f"srift-{self.token}-"  # the cgroups' names begin with it
 
     def end(self, lease_id: str, shares: CpuShares) -> int:
-        """Kill the processes of a lease, and remove its cgroups. Return the number of processes.
+        """Kill the processes of a lease, and remove its cgroups.
 
+        Returns the number of killed processes.
         Raises ProviderError if a cgroup is still in use.
         """
         killed: set[psutil.Process] = set()

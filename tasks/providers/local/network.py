@@ -227,7 +227,10 @@ class HostNetwork:
 
     @property
     def _enter(self) -> Sequence[str]:
-        """Return the start of a command that runs a program in the bridge's user namespace."""
+        """Return the `nsenter` command that enters the bridge's user namespace, if it has one.
+
+        Callers append other namespaces to enter, and the program to run.
+        """
         assert self.switch is not None
         user = ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()
         return ("nsenter", *user, "-t", str(self.switch.pid))
@@ -320,6 +323,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"a network namespace was not ready after {_START_S:.0f} s. The exit status of its process"
-        f" is {process.poll()} (None: still running)"
+        f"the process of a network namespace ended, or was not ready within {_START_S:.0f} s. Its"
+        f" exit status is {process.poll()} (None: still running)"
     )

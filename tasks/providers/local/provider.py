@@ -103,7 +103,7 @@ class LocalProvider(LocalMachine, Provider):
         Launches of another SRIFT_HOME are not ended.
 
         Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
-        the end if a lease.json cannot be read. The hosts of this launch keep running.
+        the end if a lease.json cannot be read. The hosts of such a launch keep running.
         """
         sentences: list[str] = []
         unswept: dict[str, str] = {}

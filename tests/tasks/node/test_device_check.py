@@ -38,7 +38,7 @@ def test_a_device_is_known_by_the_name_that_torch_gives_it_and_no_other_goes_und
 @pytest.mark.parametrize(
     ("works_at", "cold_s", "reason", "least_s", "most_s"),
     [
-        (1e9, 0.0, "bought for 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
+        (1e9, 0.0, "have 4 x A10G.*Error 802", 60.0, 70.0),  # a wait has its end
         (30.0, 0.0, "", 30.0, 32.0),  # a driver that comes up late is waited for
         (170.0, 120.0, "", 170.0, 172.0),  # from the end of the first look on,
         (1e9, 1e9, "no answer", 300.0, 300.0),  # which has its end too,

@@ -54,7 +54,7 @@ def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_names_it(tmp
 def test_a_manifest_that_leads_elsewhere_is_refused(name, tmp_path, store):
     store.inward[name] = b""
     store.brings()
-    with pytest.raises(OSError, match="not a file of a mailbox"):
+    with pytest.raises(OSError, match="not a mailbox file name"):
         Inbox(tmp_path / "own", store.get).fetch()
     assert not list(tmp_path.iterdir())
 
