@@ -21,7 +21,7 @@ from ..providers.base import NoCapacity, Provider, ProviderError, RunningCluster
 from .job import POLL_S, Clock, Job, Served, Stopwatch, Watch, placement, write_rows
 from .liveness import Machines, is_late
 from .mailbox import MachineLog, Mailbox, WorkloadChanged
-from .outcomes import AttemptEnd, all_lost_a_peer, blame, launch_row, run_row
+from .outcomes import AttemptEnd, Row, RunSetups, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
 
 COMPILE_S = 600.0  # added to the collectives' timeout: ranks wait for each other while they compile
@@ -361,8 +361,7 @@ class Session:
         if run_id and run_id not in self.mailbox.recorded():
             row = run_row(lease_id, run_id, self.run_setups[run_id], *why)
         else:
-            number = sum(row["kind"] == "launch" for row in self.served.rows)
-            row = launch_row(lease_id, self.job.cluster.name, self.run_setups, *why, number)
+            row = _launch_row(self.served, self.job, self.run_setups, *why)
         self.served.rows.append(row)
         write_rows(self.served)
 
@@ -512,5 +511,11 @@ def not_served(served: Served, job: Job, status: str, why: str) -> Served:
     why: the reason.
     """
     served.outcome = f"{status}: {why}"
-    served.rows.append(launch_row(job.lease_id, job.cluster.name, job.run_setups, status, why))
+    served.rows.append(_launch_row(served, job, job.run_setups, status, why))
     return served
+
+
+def _launch_row(served: Served, job: Job, run_setups: RunSetups, status: str, why: str) -> Row:
+    """Return a row about the launch, whose id differs from the ids in `served.rows`."""
+    number = sum(row["kind"] == "launch" for row in served.rows)
+    return launch_row(job.lease_id, job.cluster.name, run_setups, status, why, number)

@@ -10,7 +10,7 @@ from tasks.execution.mailbox import read_object
 from tasks.execution.session import serve
 from tasks.node.processes import EXIT_NO_DEVICE
 from tasks.node.record import Item, WorkloadFile
-from tasks.providers.base import NodeState
+from tasks.providers.base import NodeState, ProviderError
 from tasks.workspace.sources import file_source
 from tests.fakes import (
     FakeProvider,
@@ -241,6 +241,14 @@ def test_a_full_disk_fails_the_launch_and_names_the_command_that_ends_machines(t
     full = OSError(28, "No space left on device")
     seen = serve_fast(FakeProvider(tmp_path, (), acquired=fails(full)), job())
     assert "No space left" in seen.outcome and "srift reap" in seen.rows[0]["reason"]
+
+
+def test_an_error_after_a_loss_hides_no_row(tmp_path):
+    stays = fails(ProviderError("a machine did not end"))
+    lost = (*GOES, reported("s"), becomes(1, TAKEN), stays)
+    seen = launch(tmp_path, job("st"), *lost)
+    about_launch = [row.split()[1] for row in seen.rows if row.startswith("r-00-launch")]
+    assert sorted(about_launch) == ["failed", "interrupted"]
 
 
 def test_a_refusal_is_one_row_and_no_failure(tmp_path):
