@@ -247,7 +247,7 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     if "checkpointing" in mode.switches:  # the backward pass recomputes one layer at a time
         layers_bytes = _LAYER_BYTES + _KEPT_BYTES * shape.layers
     layers_bytes = wide * layers_bytes * shape.hidden
-    return (layers_bytes + _LOGIT_BYTES * (shape.vocabulary or shape.words)) * shape.sequence
+    return (layers_bytes + _LOGIT_BYTES * shape.words) * shape.sequence
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:

@@ -105,10 +105,12 @@ class Transformer(NamedTuple):
 
     @property
     def words(self) -> float:
-        """Estimate the size of the vocabulary from the parameters outside the layers.
+        """Return `vocabulary`. If it is unknown, estimate it from the parameters outside the layers.
 
         The estimate is twice the size if the output layer does not share the input embeddings.
         """
+        if self.vocabulary:
+            return self.vocabulary
         outside = self.parameters / self.hidden - 12 * self.layers * self.hidden
         return min(max(outside, _WORDS[0]), _WORDS[1])
 

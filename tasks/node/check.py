@@ -61,15 +61,17 @@ def main() -> None:
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
     folder, batch = Path(question["folder"]), question["batch"]
+    # A CPU cannot compute in tf32.
+    precision = next((name for name in question["precisions"] if name != "tf32"), "fp32")
     # Compare first, because `compared` forks processes and this process has no threads yet.
     problems = [
-        compared(folder, workload, name, question["precisions"][0], batch=batch)
+        compared(folder, workload, name, precision, batch=batch)
         for name in question["strategies"]
         if name in EQUAL_TO_DDP
     ]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
-    if answers[0]["figures"]:
-        answers[0]["problem"] = "; ".join(filter(None, problems))
+    for answer in [answer for answer in answers if answer["figures"]][:1]:
+        answer["problem"] = "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 

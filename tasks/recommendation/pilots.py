@@ -134,9 +134,9 @@ def _pilots(
     reason = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
     reason = f"settled: {reason}" if settled else f"open: {reason}"
     answer: Row = {"settled": settled, "regret": found.regret, "runs": [], "reason": reason}
-    if not found.chosen:
+    if settled or not found.chosen:
         return answer
-    if not settled and min(found.after) >= (1 - _HELPS) * found.regret:
+    if min(found.after) >= (1 - _HELPS) * found.regret:
         reason += "; a few runs would not settle the choice"
         return answer | {"settled": None, "reason": reason}
     costs = case.experience.costs

@@ -25,10 +25,10 @@ from warehouse.reads import mart
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
-def measure(warehouse, run_id, at):
+def measure(warehouse, run_id, at, **changes):
     write(warehouse, note_workloads, DEFINED, provider="local", noted_at=NOON)
     write(warehouse, note_instance_types, TYPES, noted_at=NOON)
-    load(warehouse, body(run_id, ended_unix=at.timestamp()), at=at)
+    load(warehouse, body(run_id, ended_unix=at.timestamp(), **changes), at=at)
 
 
 def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(warehouse):
@@ -108,6 +108,8 @@ def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):
     measure(warehouse, "slow", NOON)
     row = ROWS["alarm"] | {"measured_at": NOON, "judged_at": NOON}
     write(warehouse, append, "raw_alarms", [row])
+    assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]
+    measure(warehouse, "other", NOON + HOUR, precision="bf16")
     assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]
     measure(warehouse, "again", NOON + HOUR)
     assert mart(warehouse, "alarms").empty

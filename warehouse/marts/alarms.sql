@@ -1,6 +1,5 @@
--- Grain: one row per run whose step time was above its predicted 90 % interval. A run has no row if
--- a later run measured the same setup, in any strategy, precision and switches. The later run shows
--- the current state.
+-- Grain: one row per run whose step time was above its predicted 90 % interval. A run has no row if a
+-- later run measured the same setup, because the later run shows the current state.
 create or replace view alarms as
 select
     raw_alarms.run_id, raw_alarms.provider, raw_alarms.workload, raw_alarms.cluster, raw_alarms.zone, raw_alarms.cause,
@@ -13,7 +12,9 @@ where not exists (
     from run_details as later
     where later.provider = slow.provider and later.workload = slow.workload and later.cluster = slow.cluster
         and later.layout is not distinct from slow.layout and later.batch_per_device = slow.batch_per_device
-        and later.accumulation_steps = slow.accumulation_steps and later.measured_at > slow.measured_at
+        and later.accumulation_steps = slow.accumulation_steps and later.strategy = slow.strategy
+        and later.precision = slow.precision and later.switches = slow.switches
+        and later.measured_at > slow.measured_at
 )
 order by raw_alarms.provider, raw_alarms.measured_at desc, raw_alarms.run_id;
 

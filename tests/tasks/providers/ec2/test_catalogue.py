@@ -134,7 +134,7 @@ def test_gpu_stands_for_the_families_of_the_image():
 
 
 def test_processors_run_any_image_and_arm_none():
-    arm, cpu = described([answer("m9.large", GpuInfo={}), answer("g5g.xlarge")])
+    arm, cpu = described([answer("m9.large", GpuInfo={}), answer("g5gn.xlarge")])
     assert off_image(cpu, AMI_PARAMETER) == "" and off_image(arm, AMI_PARAMETER)
     assert off_image(arm, "/ours/ami")
 
