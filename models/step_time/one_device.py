@@ -105,9 +105,10 @@ class Transformer(NamedTuple):
 
     @property
     def words(self) -> float:
-        """Return `vocabulary`. If it is unknown, estimate it from the parameters outside the layers.
+        """Return `vocabulary`, or estimate it from the number of parameters outside the layers.
 
-        The estimate is twice the size if the output layer does not share the input embeddings.
+        If the output layer does not share the input embeddings, the estimate is twice the true
+        size of the vocabulary.
         """
         if self.vocabulary:
             return self.vocabulary

@@ -212,10 +212,10 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
-    """Create the file of this month's costs in SRIFT_HOME. Call this before buying machines.
+    """Copy this month's costs to a file in SRIFT_HOME. Call this before buying machines.
 
-    The file keeps the costs if the warehouse is lost or replaced. If the file exists and `stated`
-    is None, nothing is done.
+    The file keeps the costs if the warehouse is lost or replaced. A shared warehouse also has the
+    costs of other homes.
 
     stated: this month's cost in dollars, as the user states it, or None. If the recorded costs are
         lower, the difference is added to the file.
@@ -225,10 +225,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
             `stated` is None. Also if the bucket or the file cannot be read.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
-    if stated is None and leases.spent() is not None:
-        return
     spent, _ = spent_this_month(workspace, now)
-    if stated is None and not spent and ec2.bucket:
+    if stated is None and not spent and ec2.bucket and leases.spent() is None:
         store = Store(connect(), ec2.regions[0], ec2.bucket)
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
@@ -240,7 +238,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
     stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
-    known[f"stated-{now.isoformat()}"] = max(0.0, (stated or 0.0) - spent)
+    if stated is not None:
+        known[f"stated-{now.isoformat()}"] = max(0.0, stated - spent)
     leases.begin_spent({name: (month, usd) for name, usd in known.items()})
 
 
