@@ -36,7 +36,7 @@ _ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Canc
 
 
 def without_heartbeat() -> AutomationCore:
-    """Return an automation that marks a run as crashed after three missed heartbeats."""
+    """Return an automation that marks a flow run as crashed after three missed heartbeats."""
     # Prefect's documentation recommends this automation.
     return AutomationCore(
         name="srift: crash runs without a heartbeat",
@@ -132,7 +132,7 @@ def main() -> None:
         try:
             print("\n".join(install(client, notify)))
         except ObjectNotFound:
-            sys.exit(f"there is no block {notify!r}: `prefect block ls` lists the blocks")
+            sys.exit(f"found no notification block {notify!r}: see `prefect block ls`")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
--- Lets the role srift_reader read one database and change nothing. Run it as the owner, once in each database, after the first refresh.
+-- Lets the role srift_reader read one database, but not change it. Run this script as the owner of
+-- the database, once in each database, after the first refresh.
 revoke create on schema public from public;
 do $$
 declare

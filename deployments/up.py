@@ -221,7 +221,8 @@ def settle(client: SyncPrefectClient) -> None:
     """Cancel flow runs that were due while no worker ran. Mark interrupted flow runs as crashed.
 
     If missed refreshes were not cancelled, all would start at once, each with its full dollar cap.
-    If machines share the Prefect database, no flow run is marked as crashed.
+    If several machines share the Prefect database, no flow run is marked as crashed, because
+    another machine may still run it.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})

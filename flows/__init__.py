@@ -1,4 +1,4 @@
-"""Define the Prefect flows and the command line; their logic is in `tasks`."""
+"""Define the Prefect flows and the command line. The package `tasks` contains their logic."""
 
 import os
 

@@ -40,8 +40,9 @@ load = task(collect_launch)
 def prepare(workspace: Workspace, refresh_id: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`, and store the current prices.
 
-    If `reap` cannot check a region or a launch, a refresh that may spend money raises NotSwept.
-    Other refreshes print a note.
+    max_usd: dollar cap of the refresh; None means the cap in srift.toml, 0 measures nothing.
+    Raises NotSwept if the refresh may spend money, but `reap` could not check a region or a launch.
+    If the refresh cannot spend money, this failure is only printed.
     """
     provider = workspace.provider.name
     if max_usd != 0:
@@ -88,7 +89,8 @@ def measure_named(
     return value of the flow `measure`).
 
     Raises:
-        SettingsError: if a name is unknown, or if `max_usd` is 0.
+        SettingsError: if the provider, the workload or a cluster cannot be used, or if `max_usd`
+            is 0.
         Busy: if a refresh is already running in this SRIFT_HOME.
         ProviderError: if a check of the installation fails, or if the Python requirements of the
             workload cannot be installed.
@@ -106,8 +108,8 @@ def measure_named(
         workspace = with_requirements_installed(workspace)
         if wish.workload not in workspace.settings.workloads:
             raise ProviderError(
-                f"the requirements of {wish.workload} cannot be installed, so nothing was measured:"
-                " the reason is above"
+                f"the requirements of {wish.workload} cannot be installed, so nothing was measured."
+                " The output above has the reason"
             )
         champion = load_champion(workspace.home, provider)
         case = case_of(workspace, champion, wish, current_offers(workspace))

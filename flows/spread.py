@@ -14,10 +14,10 @@ from tasks.workspace.blas_threads import one_thread
 def each_by_task(dask: str, *, processes: bool = False) -> Each:
     """Return a function like `map` that runs each call as a Prefect task, and returns a list.
 
-    dask: address of a Dask scheduler, on which a failed call is retried at most twice; "" to use
-        the cores of this machine.
-    processes: without Dask, use processes instead of threads. Fits run in parallel only in
-        processes, which take many seconds to start.
+    dask: address of a Dask scheduler; "" means that the calls run on this machine. On Dask, a
+        failed call is retried at most twice.
+    processes: without Dask, use processes instead of threads. Threads cannot run fits in parallel,
+        but processes take many seconds to start.
     """
 
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

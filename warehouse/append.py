@@ -74,10 +74,12 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append workload definitions or facts that differ from the workload's newest stored row.
+    """Append workload definitions or facts that have changed, and return the number of new rows.
 
-    workloads: definitions from srift.toml, with a `digest`; or facts (parameters, FLOPs, ...) from
-    an import, with an empty `digest` and an `import_id`.
+    A row is appended if it differs from the newest stored row of its workload and kind.
+
+    workloads: rows of two kinds. Definitions from srift.toml have a `digest`. Facts (parameters,
+    FLOPs, ...) from an import have an empty `digest` and an `import_id`.
     stamp: columns to add to every row.
     """
     rows = [dict(row) | stamp for row in workloads]

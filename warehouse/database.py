@@ -87,7 +87,7 @@ class Warehouse:
 
     @property
     def backup(self) -> Path:
-        """The path of the backup, which each refresh replaces at its end."""
+        """The path of the backup. Each refresh replaces the backup when it ends."""
         return self.path.with_name(f"{self.path.stem}-backup{self.path.suffix}")
 
     def create(self) -> None:

@@ -1,7 +1,7 @@
 """Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
-Readers open these copies, with any DuckDB 1.x or 2.x client, and never the pipeline's DuckDB file.
-New copies replace old copies by renaming, so that a reader of an old copy can finish.
+Readers open these copies, never the pipeline's DuckDB file. Any DuckDB 1.x or 2.x client can read
+the copies. New copies replace old copies by renaming, so that a reader of an old copy can finish.
 """
 
 from __future__ import annotations
@@ -145,10 +145,10 @@ def read_published(
 
 
 def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
-    """Return how well the provider's published predictions matched later measurements.
+    """Summarize how well the provider's published predictions matched later measurements.
 
-    The result is the provider's row of report/ledger_summary.sql, or {} if no published choice was
-    measured.
+    Returns the provider's row of report/ledger_summary.sql, or {} if no published choice of the
+    provider was measured.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
@@ -183,7 +183,7 @@ def _opened(folder: Path) -> Iterator[Connection]:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value`, with NaN converted to None, and a time marked as UTC."""
+    """Convert a value of DuckDB. NaN becomes None, and a time gets the time zone UTC."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

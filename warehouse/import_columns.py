@@ -110,9 +110,10 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of staged rows for each name, such as `counts["workload"]["vit"]`.
+    """Count the staged rows that contain each workload, provider, instance type, and so on.
 
-    importing/counts.sql lists the kinds of names.
+    Returns {kind of name: {name: number of rows}}, such as {"workload": {"vit": 12}}.
+    importing/counts.sql lists the kinds.
     """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):
@@ -132,9 +133,10 @@ def staged_frame(connection: Connection) -> pd.DataFrame:
 
 
 def counted_before(connection: Connection) -> tuple[int, int]:
-    """Return two counts of staged rows: new rows, and rows whose stored step_s differs.
+    """Return the number of new staged rows, and the number of staged rows with a new step_s.
 
-    A row is new if it is not stored yet, or if its import was forgotten (undone).
+    A row is new if it is not stored yet, or if its import was forgotten (undone). A row has a new
+    step_s if a stored row with the same run_id has a different step_s.
     """
     [(new, other)] = connection.execute("""
         select
@@ -152,7 +154,8 @@ def append_imports(
 ) -> int:
     """Append the staged rows to the table raw_imports, and return the number of new rows.
 
-    A row of an earlier import is not appended again, but recorded as a row of `import_id` too.
+    A row that an earlier import stored is not appended again. The table raw_import_rows records
+    that the row also belongs to `import_id`.
     file_digest: the digest of the file's content.
     """
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}

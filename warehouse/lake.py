@@ -307,9 +307,9 @@ def _address(lake: Lake) -> str:
 
 
 def _copied(old: Connection, connection: Connection, table: str) -> int:
-    """Copy rows of `table` that `connection` lacks from `old`, and return their number.
+    """Copy missing rows of `table` from `old` to `connection`, and return their number.
 
-    The copied rows keep the order of insertion (`noted_order`), if the table stores the order.
+    If the table stores the order of insertion (`noted_order`), the copied rows keep this order.
     """
     rows = old.execute(f"select * from {table}").to_arrow_table()
     names = [name for name in rows.column_names if name != "noted_order"]

@@ -94,8 +94,8 @@ def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
 def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return the frames on which a model is fitted, as {name in TRAINING_FRAMES: frame}.
 
-    The frame `runs` has all runs that Srift measured. Of imported runs, the frame has at most
-    MOST_SETUPS setups, with the newest MOST_REPEATS runs of each setup.
+    The frame `runs` has all runs that Srift measured, and a selection of the imported runs. The
+    selection has at most MOST_SETUPS setups, with the newest MOST_REPEATS runs of each setup.
     """
     with warehouse.read() as connection:
         queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}

@@ -14,11 +14,11 @@ from typer.core import TyperGroup
 class ExplainedGroup(TyperGroup):
     """A group of commands whose expected errors are printed without a traceback.
 
-    The exit code is 2 for wrong settings and 1 for other expected errors. Expected errors are:
+    These errors are expected:
 
-    - errors with an attribute `exit_code`
-    - OSError, and Prefect's CancelledRun
-    - errors that a full or read-only disk causes
+    - Errors with an attribute `exit_code`, which is the exit code. It is 2 for wrong settings.
+    - OSError, and Prefect's CancelledRun. The exit code is 1.
+    - Errors that a full or read-only disk causes. The exit code is 1.
     """
 
     def invoke(self, ctx: Any) -> Any:

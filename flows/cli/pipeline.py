@@ -30,8 +30,8 @@ def refresh(
     usable = spends_money(provider) and not dry_run
     if month_spent is not None and not (usable and 0 <= month_spent < math.inf):
         raise typer.BadParameter(
-            "--month-spent must be a number of dollars, at least 0. It needs --provider ec2, and"
-            " cannot be combined with --dry-run"
+            "--month-spent must be at least 0 dollars. Use this option with --provider ec2 and"
+            " without --dry-run"
         )
     if dry_run:
         _show_launches(as_json, provider, max_usd)
@@ -48,7 +48,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the first choice of `provider` for each workload and goal."""
+    """Print the published rows of rank 1 for each workload and goal on `provider`."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 
@@ -105,7 +105,8 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     """Run Prefect's API server during the block.
 
-    The server starts slowly, so the dollar cap, SRIFT_HOME and the refresh lock are checked first.
+    The server starts slowly. So the dollar cap, SRIFT_HOME and the refresh lock are checked before
+    the server starts.
     """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import Busy, at_work

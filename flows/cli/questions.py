@@ -39,8 +39,9 @@ def dollars(text: str) -> float:
 def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
     """Return the number at the start of `text`, multiplied by the value of its unit in `units`.
 
-    Raises BadParameter if the text has another form than `form`, or if the result is not above 0
-    and at most 1e18.
+    form: examples of valid texts, for the error message.
+    Raises BadParameter if the text is not a number with a unit of `units`, or if the result is not
+    above 0 and at most 1e18.
     """
     match = re.fullmatch(r"(\d*\.?\d+)\s*([a-z]?)", text.strip().lower())
     found = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
@@ -50,8 +51,9 @@ def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
 
 
 def _shape(path: Path, sequence: int | None) -> dict[str, float]:
-    """Return facts of the transformer in the config.json at `path`, such as the FLOPs per sample.
+    """Return facts of a transformer, such as its FLOPs per sample.
 
+    path: the transformer's Hugging Face `config.json`.
     sequence: the number of tokens per sample; None means the model's maximum.
     Raises BadParameter if the file cannot be used.
     """
@@ -64,7 +66,10 @@ def _shape(path: Path, sequence: int | None) -> dict[str, float]:
 
 
 def _filters(**texts: str | None) -> list[tuple[str, str]]:
-    """Return a pair (column, text) for each text that is not None or empty."""
+    """Return the filters that the user gave, as (column, text) pairs.
+
+    texts: {column: text}. A text that is None or empty means no filter.
+    """
     return [(column, text) for column, text in texts.items() if text]
 
 

@@ -1,16 +1,20 @@
 """Decide if a launch is permitted: its worst-case cost must fit under every dollar cap.
 
-    billed  = 60 ceil(deadline / 60) + LATE_S                maximum billed seconds
-    worst   = price x billed / 3600                          worst-case cost in dollars
-    permitted <=> spent + committed + claimed + worst <= cap
+A launch is permitted if spent + committed + claimed + worst <= cap, for every cap. All amounts are
+in dollars:
 
-- `deadline`: seconds after which the machines stop themselves
-- LATE_S: the maximum number of seconds that are billed after the deadline
-- `price`: the highest possible price in dollars per hour
-- `committed`: the worst-case cost of the machines that run now
-- `claimed`: dollars that other runs of `srift refresh` have reserved under the same cap
+- `spent`: the recorded cost of earlier launches
+- `committed`: the worst-case cost of launches whose final cost is not recorded yet
+- `claimed`: the amount that other runs of `srift refresh` have reserved under the same cap
+- `worst`: the worst-case cost of the launch itself
 
-A deadline that a cap cannot pay for is shortened, but not below the shortest useful deadline.
+    billed = 60 ceil(deadline / 60) + LATE_S      maximum billed seconds
+    worst  = price x billed / 3600
+
+The machines stop themselves `deadline` seconds after their request. LATE_S is the maximum number of
+seconds that are billed after the deadline. `price` is the highest possible price in dollars per
+hour. If the wished deadline does not fit under a cap, a shorter deadline is used. If the shortest
+useful deadline does not fit either, the launch is refused.
 """
 
 import math
@@ -32,9 +36,10 @@ LATE_S = 240.0 + 60.0 * 11
 class Cap:
     """A limit in dollars, and the amounts that already count against it.
 
-    - `committed_usd`: the worst-case cost of the machines that run now
+    - `spent_usd`: the recorded cost of earlier launches
+    - `committed_usd`: the worst-case cost of launches whose final cost is not recorded yet
     - `claimed_usd`: the amount that other runs of `srift refresh` have reserved
-    - `claimed_by`: the names of the runs that have reserved an amount
+    - `claimed_by`: the names of these other runs
     """
 
     name: str
@@ -56,9 +61,9 @@ class Cap:
 
 
 class Allowance(NamedTuple):
-    """The permission for a launch, with its deadline and worst-case cost, or a refusal.
+    """The decision about a launch: permitted with a deadline and a worst-case cost, or refused.
 
-    `refusal` is the reason for a refusal. If it is empty, the launch is permitted.
+    `refusal` is the reason if the launch is refused. It is empty if the launch is permitted.
     """
 
     deadline_s: float = 0.0
@@ -89,15 +94,15 @@ def longest_s(usd_per_hour: float, left_usd: float) -> float:
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return the highest possible dollars per hour of the cluster.
+    """Return the highest price in dollars per hour that the cluster may cost.
 
     - A launch may use any zone of the region, so the highest price of the region counts.
     - A spot price may rise to the on-demand price. If the on-demand price is unknown, a spot price
       may rise to the bid: `spot_margin` times the known spot price.
     - Discounts are ignored, because a savings plan may be used up.
 
-    Returns None if a price is unknown, or if neither an on-demand price nor `spot_margin` limits a
-    spot price.
+    Returns None if the price of a machine is unknown. Also returns None if a spot price has no
+    upper limit, because the on-demand price is unknown and `spot_margin` is None.
     """
     known = [*offers, *cluster.members]
     total = 0.0
@@ -117,9 +122,10 @@ def dearest_usd_per_hour(
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Return the highest known price of each instance type in dollars per hour.
+    """Return {instance type: the highest known price in dollars per hour}.
 
-    A spot offer counts with its bid: the spot price times `spot_margin`. The default margin is 1.
+    A spot offer counts with its bid: the spot price times `spot_margin`. If `spot_margin` is None,
+    the bid is the spot price.
     """
     dearest: dict[str, float] = {}
     for offer in offers:
@@ -138,14 +144,14 @@ def allow(
     caps: Sequence[Cap],
     once_usd: float = 0.0,
 ) -> Allowance:
-    """Return the longest deadline, up to `wished_s`, whose worst-case cost fits under every cap.
+    """Permit a launch with the longest deadline whose worst-case cost fits under every cap.
 
-    The launch is refused if the deadline would be shorter than `least_s`, or if the price is
-    unknown.
+    The launch is refused if this deadline is shorter than `least_s`, or if the price is unknown.
 
     usd_per_hour: the highest possible price of the launch; None means unknown.
-    wished_s, least_s: the longest and the shortest useful deadline in seconds.
-    once_usd: dollars of the launch that do not depend on the deadline.
+    wished_s: the longest useful deadline in seconds. The result is never longer.
+    least_s: the shortest useful deadline in seconds.
+    once_usd: the part of the cost that does not depend on the deadline, such as downloads.
     """
     if usd_per_hour is None or not 0 < usd_per_hour < math.inf:
         why = "its highest possible price is unknown, because an on-demand price is missing"

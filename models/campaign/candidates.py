@@ -29,7 +29,11 @@ _LEAST_PROFILED = 3  # batch sizes needed to fit seconds of one device as a line
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The assumed seconds of launches and runs. The defaults are for local hosts."""
+    """Assumed durations in seconds, and the assumed number of steps of a training run.
+
+    The durations of planned launches and runs are estimated from these numbers. The defaults are
+    for local hosts.
+    """
 
     launch_s: float = 12.0  # start of a launch: machines, agents, torchrun, importing torch
     build_s: float = 0.5  # start of a run, before its first step
@@ -40,7 +44,7 @@ class Costs:
     minimum_s: float = 0.0  # the minimum time billed for a launch; a minute on EC2
 
     def run_s(self, step_s: float) -> float:
-        """Return the seconds of a training run with steps of `step_s` seconds.
+        """Return the duration of a training run in seconds, if a step takes `step_s` seconds.
 
         The time to start the machines is not included.
         """
@@ -57,20 +61,22 @@ EC2_COSTS = Costs(launch_s=60.0, build_s=5.0, minimum_s=60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run to measure.
+    """A run that is planned but not yet measured.
 
     Attributes:
         kind: "train", "profile", "probe", "learn" or "elastic" (see tasks/node/record.py).
-        members: the instance types of the machines, in rank order.
-        nodes: the indices of the launch's machines on which the run takes place.
+        members: the instance type of each machine of the run, in rank order.
+        nodes: the indices of these machines among the machines of the launch.
         devices: the number of devices used on each machine; empty means one on each machine.
-        batches: samples per device of each machine; for a profile, the batch sizes to time.
+        batches: for each machine, the samples per device. A profile has the batch sizes to time
+            instead.
         message_bytes: the message sizes of a probe (a sweep of all-reduces).
         est_s: the estimated duration in seconds.
         reason: a text for the user that says why the run is planned.
         seed: the random seed of a "learn" run, which checks convergence.
 
-    An "elastic" run measures the cost of losing a machine. It has further attributes:
+    An "elastic" run stops a machine on purpose to measure the cost of its loss. It has further
+    attributes:
         steps: the number of steps.
         checkpoint_every: the number of steps between two checkpoints.
         wait_s: seconds to wait for the stopped machine.
@@ -109,9 +115,10 @@ class PlannedRun:
         return row_key(self.row(), {})
 
     def row(self) -> dict[str, object]:
-        """Return the kind and the setup as columns of a measurement row.
+        """Return the columns of a measurement row that are known before the run.
 
-        For a profile, `batch_per_device` lists all its batches.
+        They are the kind of run and the setup. For a profile, the column `batch_per_device` lists
+        all batch sizes to time.
         """
         profiled = ", ".join(map(str, self.batches))
         return {
@@ -127,10 +134,10 @@ class PlannedRun:
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Return the distinct subsets of a cluster's machines, as {instance types: positions}.
+    """Return the subsets of a cluster's machines, as {instance types: positions in `names`}.
 
-    `names` has the instance type of each machine. Subsets with the same instance types count as one
-    subset, with the positions of the first.
+    `names` has the instance type of each machine. If several subsets have the same instance types,
+    the result has the positions of the first.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -140,14 +147,14 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
 
 
 class Model(NamedTuple):
-    """The predictions of the model in use, as a campaign needs them.
+    """The step-time model in use, reduced to what a campaign needs to know.
 
     Attributes:
-        choice_set: for each workload, the setups that may still be chosen for its goals.
+        choice_set: {workload: the setups that may still be chosen for its goals}.
         joint: a function that returns the joint distribution of the log step times of setups.
         workloads: the (workload, mode) pairs that the model was trained on.
         types: the instance types that the model can predict.
-        fresh: measured runs, with `step_s`, that the model was not trained on.
+        fresh: rows of measured runs that the model was not trained on, with a column `step_s`.
         predict: a function that returns the predicted step times of setups, in a column `step_s`.
     """
 
@@ -159,10 +166,10 @@ class Model(NamedTuple):
     predict: Callable[[pd.DataFrame], pd.DataFrame]
 
     def knows(self, trained: Trained, members: Sequence[str]) -> bool:
-        """Return True if the model can predict the pair `trained` on all types in `members`.
+        """Return True if the model can predict a workload in a mode on all given instance types.
 
-        trained: a pair (workload, mode).
-        members: names of instance types.
+        trained: the pair (workload, mode).
+        members: the names of the instance types.
         """
         return trained in self.workloads and self.types.issuperset(members)
 
@@ -172,8 +179,9 @@ def profile_of(
 ) -> PlannedRun:
     """Return a run that profiles the workload on one device of `instance_type`.
 
-    The run uses `mode.alone`, the equivalent of `mode` on one device. Up to four batch sizes are
-    timed, from an eighth of the minimum global batch to the maximum global batch.
+    The run uses `mode.alone`, the equivalent of `mode` on one device. The run times up to four
+    batch sizes. They range from an eighth of the workload's minimum global batch to its maximum
+    global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -195,9 +203,10 @@ def learning_runs(
 ) -> list[PlannedRun]:
     """Return runs that show if `mode` converges like the DDP mode that it would replace.
 
-    Each of the two modes has a run for each seed. The runs use both machines of the cluster `pair`.
-    The list is empty if `pair` cannot train in `mode`, or has more devices than the minimum global
-    batch has samples.
+    For each seed, there is a run in `mode` and a run in the DDP mode (`mode.dense`). `pair` is a
+    cluster of two equal machines, and each run uses both. The list is empty if `pair` cannot train
+    in `mode`. The list is also empty if the minimum global batch has less than one sample for each
+    device.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -231,16 +240,19 @@ def training_runs(
 ) -> list[PlannedRun]:
     """Return the training runs of every workload on every cluster.
 
-    A workload is measured in all its modes, with these global batches:
+    Each workload is measured in all its modes. The smallest and the largest global batch of the
+    workload determine the global batches to measure:
 
-    - its minimum, doublings of the minimum, and its maximum
-    - half the minimum
-    - the minimum in two accumulation steps
+    - the smallest batch, its doublings, and the largest batch
+    - half the smallest batch
+    - the smallest batch in two accumulation steps
 
-    A machine with several devices is also measured with one device, to show how much devices slow
-    each other down. Unequal machines share the batch so that they finish together.
+    In DDP, a single machine with several devices is also measured with only one device in use. This
+    shows how much devices slow each other down. Unequal machines share the batch so that they
+    finish together.
 
-    profiles: measured speeds of devices. Without a profile, the number of cores is the speed.
+    profiles: measured seconds of single devices, from which the speed of each machine follows. If a
+        machine of the cluster has no profile, its number of cores stands for its speed.
     model: predicts step times, from which the durations of the runs are estimated.
     """
     lines = profiled_lines(profiles)
@@ -275,20 +287,22 @@ def training_run(setup: Setup, step_s: float, costs: Costs) -> PlannedRun:
 
 
 def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
-    """Return True if the devices of the machines, by kind and number, support `mode`.
+    """Return True if a cluster can train in `mode`.
 
-    types: the instance type of each machine.
+    The result depends on the kind and the number of devices of each machine.
+
+    types: the instance type of each machine of the cluster.
     """
     computing = all(computes(one.device, mode) for one in types)
     return computing and runs_on([one.devices for one in types], mode)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
-    """Fit seconds as a line in the batch size, for each profiled (workload, mode, instance type).
+    """Return {(workload, mode, instance type): (a, k)}, fitted to profiles.
 
-    A line (a, k) means that a device needs a + k b seconds for the forward and backward pass of b
-    samples. A combination is left out if fewer than three batch sizes were profiled, or if the
-    fitted k is not above 0.
+    The line (a, k) means that a device needs a + k b seconds for the forward and backward pass of b
+    samples. A combination of workload, mode and instance type is left out in two cases: fewer than
+    three batch sizes were profiled, or the fitted k is not above 0.
     """
     if not len(profiles):
         return {}
@@ -307,9 +321,9 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 
 
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
-    """Yield the setups with which `training_runs` measures a workload in a mode on a cluster.
+    """Yield the setups in which `training_runs` measures a workload in one mode on one cluster.
 
-    lines: the measured speeds of devices, the result of `profiled_lines`.
+    lines: the seconds of single devices, as returned by `profiled_lines`.
     """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(one.devices for one in types)
@@ -344,9 +358,9 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
 def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """Return a rough estimate of the seconds per step, for setups that no model can predict.
 
-    The estimate is the larger of computation and communication, which overlap. All cores share the
-    computation equally. The communication is a ring all-reduce of the gradients over the slowest
-    network link.
+    Computation and communication overlap, so the longer of the two is the estimate. All cores share
+    the computation equally. The communication is a ring all-reduce of the gradients over the
+    slowest network link.
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
@@ -375,7 +389,7 @@ class Schedule:
         return max(self.alone_s) + self.together_s
 
     def seconds_with(self, run: PlannedRun) -> float:
-        """Return what `seconds` would be after adding `run`."""
+        """Return the value that `seconds` would have after `add(run)`."""
         if len(run.members) > 1:
             return self.seconds + run.est_s
         return max(self.seconds, self.alone_s[self._idlest(run)] + run.est_s + self.together_s)

@@ -7,8 +7,10 @@ expected log step time of setup c:
 
 Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most.
 Regret is the loss of the chosen setup minus the lowest loss of all setups.
-`planner/choice_rule.py` defines the loss. Regret always includes the penalty for exceeding the
-limit, even if the goal states a `p_required`.
+
+`planner/choice_rule.py` defines the loss. A goal may require a probability of keeping its deadline
+or budget, and then has no penalty for exceeding it. In this module, the loss includes the penalty
+for every goal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +39,8 @@ class Pilots(NamedTuple):
     Regret is the loss of the chosen setup minus the lowest loss of all setups.
 
     Attributes:
-        chosen: positions of the pilots in the frame of candidates, in the order of choice.
+        chosen: positions of the pilots in the argument `candidates` of `choose_pilots`, in the
+            order in which they were chosen.
         regret: the expected regret of a choice without any pilot.
         after: `after[n - 1]` is the expected regret of a choice after the first n pilots.
     """
@@ -59,9 +62,10 @@ def choose_pilots(
     """Choose up to `count` runs (pilots) that would improve the choice for `goal` most.
 
     Args:
-        choice_set: the setups that may be chosen for the goals.
+        choice_set: the setups that may be chosen for the workload's goals.
         candidates: a row for each setup that may be measured.
-        joint: a function that returns mean, covariance and noise of log step times for setups.
+        joint: a function that takes a frame of setups and returns the mean, covariance and noise
+            variance of their log step times.
         goal: the name of the goal.
         count: the maximum number of pilots.
         seed: the random seed of the simulated outcomes.
@@ -89,10 +93,11 @@ def choose_pilots(
 def simulated(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
-    """Yield the mean regret of a choice without pilots, then after each of the `pilots`.
+    """Yield the mean regret of a choice without pilots, then the mean regret after each pilot.
 
     Regret is the loss of the chosen setup minus the lowest loss of all setups. The mean is taken
-    over joint draws of the true step times. `pilots` has positions in `belief`.
+    over joint draws of the true step times. `pilots` has the position of each pilot's setup in
+    `belief`.
     """
     random, places = np.random.default_rng(seed), question.places
     truth = random.multivariate_normal(*belief[:2], _TRUTHS, method="eigh", check_valid="ignore")

@@ -1,12 +1,13 @@
 """Compute the value of a training run, given all measured and planned runs.
 
     value = 100 x expected decrease of regret    if the model can predict the run
-    value = sum_f 1 / (1 + n_f)                  otherwise
+    value = sum over f of 1 / (1 + n_f)          if the model cannot predict the run
 
 Regret is the loss from a wrong choice (`value_of_information.py`). A model can predict a run if it
 was trained on the run's workload and mode, and knows the run's instance types.
 
-n_f is the number of measured and planned runs with the feature f. A run has four features:
+f is a feature of the run, and n_f the number of measured and planned runs with the same feature. A
+run has four features:
 
 - its cluster
 - its workload, mode and cluster
@@ -48,10 +49,12 @@ _MOST_FRESH = 300  # at most this many new runs of a workload update the model's
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """The measurements of one provider so far. The frames are rows of marts and may be empty.
+    """The measurements of one provider so far.
 
-    - `stale_before`: runs that were measured before this time are ignored.
-    - `drifting`: {drifting instance type: time}. Earlier runs on the type are ignored.
+    - `runs`, `profiles`, `probes`, `failures`: rows of the warehouse's marts, or empty frames.
+    - `stale_before`: training runs that were measured before this time are ignored.
+    - `drifting`: {instance type: time} for the types that drift. Training runs on such a type that
+      were measured before its time are ignored.
 
     An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
@@ -72,7 +75,7 @@ class WorkloadValues(NamedTuple):
     Attributes:
         questions: the goals of the workload, each with the setups that may be chosen for the goal.
         belief: the joint normal distribution of the log step times of n setups.
-        places: the position of each run's setup in `belief` and `regret`.
+        places: {run: the position of its setup in `belief` and `regret`}.
         regret: an (n,) array: how much a run of each of the n setups is expected to lower regret.
     """
 
@@ -82,10 +85,10 @@ class WorkloadValues(NamedTuple):
     regret: FloatArray
 
     def after(self, run: PlannedRun) -> WorkloadValues:
-        """Return the values that remain after `run` has been planned.
+        """Return the values of all runs after `run` has been planned.
 
-        The value of each other run falls by the share of its information that `run` provides: the
-        squared correlation of the two runs.
+        The value of `run` becomes 0. The value of each other run falls by the share of its
+        information that `run` already provides: the squared correlation of the two runs.
         """
         place = self.places[run]
         alike = (self.belief.mean_shift([place])[0] / self.belief.outcome_sd) ** 2
@@ -106,11 +109,11 @@ class Knowledge:
 
     Attributes:
         done: the keys (see `_identity`) of runs that are not bought again.
-        doubted: instance types that drift, or have only stale runs. A type drifts if too many of
-            its new runs lie outside their predicted intervals. Predictions for these types are not
-            used.
-        seen: the number of measured and planned runs with each feature, such as a cluster or a
-            workload with a batch (see the module's docstring).
+        doubted: instance types whose predictions are not used. These types drift, or all their runs
+            are too old. A type drifts if too many of its new runs lie outside their predicted
+            intervals.
+        seen: {feature: number of measured and planned runs that have it}. The docstring of the
+            module defines the four features of a run.
         model: the predictions of the model in use; None if there is no model.
         values: for each workload, the values of the runs that the model can predict.
     """
@@ -125,8 +128,8 @@ class Knowledge:
     def of(cls, past: Past, devices: Mapping[str, int]) -> Knowledge:
         """Build the knowledge from past measurements.
 
-        `devices` has the number of devices of each instance type. A run that failed twice counts as
-        done.
+        `devices` has the number of devices of each instance type. A run that failed twice is not
+        bought again.
         """
         done, seen = set[Feature](), Counter[Feature]()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
@@ -169,7 +172,7 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new[-_MOST_FRESH:])
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return how much `run` is expected to lower regret, in addition to the planned runs.
+        """Return by how much `run` is expected to lower regret after all planned runs.
 
         Returns None if the model cannot predict `run`.
         """
@@ -210,7 +213,7 @@ class Knowledge:
         return replace(self, done=set(self.done), seen=self.seen.copy(), values=dict(self.values))
 
     def revalue(self, workloads: Iterable[str]) -> None:
-        """Compute the values of the runs of `workloads` again, after further runs were planned."""
+        """Compute the run values of `workloads` again, after further runs were planned."""
         for name in self.values.keys() & set(workloads):
             self.values[name] = self.values[name].computed()
 
@@ -225,13 +228,15 @@ class Knowledge:
 
 
 def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
-    """Return a key that is equal for rows that measure the same thing.
+    """Return a key that is equal for runs that measure the same thing.
 
-    - A training run measures its setup.
-    - A profile measures its workload, mode and instance type.
-    - Any other run measures its machines.
+    The key has the kind of run, and what the run measures:
 
-    devices: the number of devices of each instance type.
+    - training run: the setup
+    - profile: the workload, the mode and the instance type
+    - other kinds: the instance types of the machines
+
+    devices: {instance type: number of devices}, for rows without a layout.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
@@ -261,10 +266,13 @@ def _valued(
     model: Model,
     fresh: Sequence[Mapping[str, Any]],
 ) -> WorkloadValues:
-    """Return the values of up to 250 (_MOST_RUNS) of `runs`, all of which `model` can predict.
+    """Return the values of `runs`, which are runs of one workload that `model` can predict.
 
-    Runs of setups that may be chosen come first, then runs with few machine-seconds. `fresh` has
-    measured runs, with `step_s`, that the model was not trained on.
+    At most 250 runs (_MOST_RUNS) get a value. Runs of setups that may be chosen have priority.
+    Among the rest, runs with fewer machine-seconds have priority.
+
+    fresh: rows of measured runs that the model was not trained on, with a column `step_s`. They
+        update the model's predictions.
     """
     keys = {setup_key(setup) for setup in choice_set.setups}
 

@@ -1,11 +1,11 @@
 """Plan the launches of a campaign: which clusters to buy next, and which runs to measure on them.
 
 A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
-launch acquires a cluster and measures several runs on it. The next launch is always the launch with
-the highest value (`run_value.py`) for its share of the caps. Profiles have a high value, so the
-first launches profile every workload on every instance type. Runs are added to a launch until the
-next run would lower the launch's value per second. Planning stops when no run with a value above 0
-fits the caps.
+launch acquires a cluster and measures several runs on it. `run_value.py` defines the value of a
+run. The next launch is always the launch with the most value for the share of the caps that it
+uses. Profiles have a high value, so the first launches profile every workload on every instance
+type. Runs are added to a launch until the next run would lower the launch's value per second.
+Planning stops when no run with a value above 0 fits the caps.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ STOPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignLimits:
-    """Caps on the dollars and seconds of all launches of a campaign, and the allowed clusters.
+    """The limits of a campaign: its caps, and the clusters that it may launch.
 
-    A cluster has at most `max_hosts` machines of the given market. `fits(cluster)` returns the
-    reason why the cluster cannot be launched, or an empty string. `costs` has the assumed seconds
-    of launches and runs.
+    - `max_usd`, `max_seconds`: the caps on the dollars and seconds of all launches together
+    - `max_hosts`: the maximum number of machines of a cluster
+    - `fits(cluster)`: returns why the cluster cannot be launched, or an empty string if it can
+    - `market`: "spot" or "on-demand"; all machines come from this market
+    - `costs`: the assumed durations of launches and runs
     """
 
     max_usd: float
@@ -69,7 +71,10 @@ class CampaignLimits:
     costs: Costs = field(default_factory=Costs)
 
     def after(self, *launches: PlannedLaunch) -> CampaignLimits:
-        """Return the limits that remain after `launches`, negative where `launches` exceed them."""
+        """Return the limits with the dollars and seconds that remain after `launches`.
+
+        An exceeded cap becomes negative.
+        """
         return replace(
             self,
             max_seconds=self.max_seconds - sum(launch.est_s for launch in launches),
@@ -134,17 +139,17 @@ def shopping_list(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
-    A setup is measured again only if its measurement is stale, or if its instance type drifts (too
-    many new runs lie outside their predicted intervals). A run that the model can predict is bought
-    only if the run may change a choice.
+    A measured setup is measured again in two cases: its measurement is too old, or its instance
+    type drifts. A type drifts if too many of its new runs lie outside their predicted intervals. A
+    run that the model can predict is bought only if its result may change a choice.
 
     Args:
         limits: the caps and the market. Only offers of this market with a known price are bought.
         workloads: the workloads to measure, in each of their modes.
         offers: the newest offers.
         past: the measurements so far.
-        model: the predictions of the model in use; None if there is no model.
-        buyable: the training runs to choose from. The default is the result of `training_runs`.
+        model: the model in use; None if there is no model.
+        buyable: the training runs to choose from. If None, `training_runs` enumerates them.
     """
     priced = limits.priced(offers)
     clusters = list(
@@ -177,9 +182,9 @@ def shopping_list(
 def _profiles(
     workloads: Sequence[Workload], offers: Sequence[Offer], costs: Costs
 ) -> list[PlannedRun]:
-    """Return a profile run for each workload, mode, and instance type that supports the mode.
+    """Return a profile run for each workload, each mode and each type that supports the mode.
 
-    A profile run times several batch sizes on one device. Modes that need several devices are
+    A profile run times several batch sizes on one device. A mode that needs several devices is
     profiled in the corresponding mode for one device (`Mode.alone`).
     """
     kinds = {offer.instance_type.name: offer.instance_type for offer in offers}
@@ -195,12 +200,12 @@ def _profiles(
 def learning_launches(
     limits: CampaignLimits, wanted: Sequence[tuple[Workload, Mode, range]], offers: Sequence[Offer]
 ) -> list[PlannedLaunch]:
-    """Return launches whose runs check if modes converge like DDP, at most one for each workload.
+    """Return launches that check if modes converge like DDP, at most one launch per workload.
 
-    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. A launch uses the
-    cheapest pair of equal machines that fits the caps and can train in at least one of the modes.
-    All launches together use at most two thirds of the caps. If a launch with all modes of a
-    workload does not fit, the last modes are left out.
+    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. All launches
+    together use at most two thirds of the caps. A launch uses the cheapest pair of equal machines
+    that fits the caps and can train in at least one of the modes. If no pair can check all modes of
+    a workload within the caps, the last modes are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -234,8 +239,9 @@ def elastic_launch(
     The launch trains the setup of the published row `recommended`, and stops the last machine on
     purpose. The first machine is on-demand, the others are spot. Returns None in these cases:
 
-    - The setup has a single machine, a strategy other than DDP, or a switch.
-    - A machine is not on offer.
+    - The setup has a single machine.
+    - The strategy is not DDP, or a switch such as torch.compile or offload is on.
+    - An instance type is not on offer in the required market.
     - The cluster cannot be launched, or the launch would exceed the caps.
     """
     name, mode = recommended["cluster"], mode_of(recommended)
@@ -278,9 +284,12 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the highest value for its share of the caps. Returns None if no run that
-    fits the caps has a value above 0. `runs` are the training runs to choose from, and `profiles`
-    the profile runs.
+    The best launch has the most value for the share of the caps that it uses. Returns None if no
+    run that fits the caps has a value above 0.
+
+    clusters: the clusters to choose from.
+    runs, profiles: the training runs and the profile runs to choose from.
+    known: the information from measured and planned runs, which determines values.
     """
     costs = limits.costs
     valued: dict[tuple[str, ...], list[tuple[float, PlannedRun]]] = defaultdict(list)
@@ -319,14 +328,16 @@ def _fill(
     costs: Costs,
     most_s: float,
 ) -> tuple[list[PlannedRun], float]:
-    """Return the best runs for one launch, and their value per billed second.
+    """Return the best runs for a launch of `cluster`, and their value per billed second.
 
-    The launch starts with the runs in `first` that fit into `most_s` seconds. Then training runs on
-    subsets of the machines are added, the highest value per second first. Adding stops at the run
-    that would lower the value of the training runs per billed second. Returns no runs and 0.0 if
-    the launch would have neither a training run nor a profile.
+    First, the profiles and probes in `first` are added if they fit into `most_s` seconds. Then
+    training runs are added, the highest value per second first. Adding stops at the run that would
+    lower the value of all training runs per billed second. Returns ([], 0.0) if the launch would
+    have neither a training run nor a profile.
 
-    `valued` has (value, run) pairs of training runs, by the instance types of the run's machines.
+    valued: {instance types of a run's machines: (value, training run) pairs}. Runs on a part of the
+        cluster are considered, too.
+    most_s: the maximum total duration of the runs in seconds.
     """
     schedule, trial = Schedule(cluster), known.copy()
     chosen: list[PlannedRun] = []

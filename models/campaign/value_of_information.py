@@ -1,12 +1,15 @@
 """Compute how much a run is expected to improve the published choices (knowledge gradient).
 
-    mean_c   -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z        for each setup c, after run r
+A run r measures the step time of a setup. Log step times are jointly normal, so r also changes the
+mean log step time of every other setup c:
+
+    mean_c   -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-Log step times are jointly normal. z is a standard normal variable: the measured log step time of
-run r, minus its mean, in standard deviations. `planner/choice_rule.py` defines the choice and its
-loss. The loss in value(r) always includes the penalty for exceeding the limit, even if the goal
-states a `p_required`.
+z is a standard normal variable: the measured log step time of r, minus its mean, in standard
+deviations. `planner/choice_rule.py` defines the choice and its loss. A goal may require a
+probability of keeping its deadline or budget, and then has no penalty for exceeding it. In this
+module, the loss includes the penalty for every goal.
 
 Regret is the loss of the choice minus the loss of the unknown best setup. A run decreases regret
 and loss by the same amount (Frazier, Powell and Dayanik 2009).
@@ -45,9 +48,9 @@ _MOST, _MOST_SAFE = 30, 10  # maximum setups per goal with the best objective, a
 class Belief(NamedTuple):
     """A joint normal distribution of the log step seconds of n setups.
 
-    `mean` is an (n,) array, or a (draws, n) array with a mean for each draw. `covariance` is an
-    (n, n) array. `noise` is an (n,) array: the variance of a measured log step time around the
-    setup's true value.
+    `mean` is an (n,) array. After simulated runs, it is a (draws, n) array, because each drawn
+    result leads to another mean. `covariance` is an (n, n) array. `noise` is an (n,) array: the
+    variance of a measured log step time around the setup's true value.
     """
 
     mean: FloatArray
@@ -61,8 +64,9 @@ class Belief(NamedTuple):
     def given(self, place: int, log_step: float | FloatArray | None = None) -> Belief:
         """Return the distribution after a run of the setup at position `place`.
 
-        `log_step` is the measured log step time; None changes only the covariance. If `log_step` is
-        a (draws,) array of possible measurements, `mean` of the result is (draws, n).
+        `log_step` is the measured log step time. If it is None (not measured yet), only the
+        covariance changes. If it is a (draws,) array of simulated results, the mean becomes a
+        (draws, n) array.
         """
         across = self.covariance[place]
         total = self.outcome_sd[place] ** 2
@@ -78,8 +82,8 @@ class Belief(NamedTuple):
     def mean_shift(self, places: Sequence[int]) -> FloatArray:
         """Return a (places, n) array: how much a run changes the mean log step time of each setup.
 
-        Row j is for a run of the setup at position `places[j]`, if its log step time is measured
-        one standard deviation (`outcome_sd`) above the mean.
+        Row j is for a run of the setup at position `places[j]`. The run is assumed to measure a log
+        step time that is one standard deviation (`outcome_sd`) above its mean.
         """
         return self.covariance[places] / self.outcome_sd[places, None]
 
@@ -87,8 +91,10 @@ class Belief(NamedTuple):
 class OpenChoice(NamedTuple):
     """A goal of a workload with the setups that may be chosen for it, and their costs.
 
+    If `step_s` is the step time of a setup, the whole job is expected to take and cost:
+
         hours = fixed_hours + hours_per_step_s x step_s
-        usd = usd_per_hour x hours + download_usd
+        usd   = usd_per_hour x hours + download_usd
 
     Each array has an entry per setup. `places` has the positions of the setups in a `Belief`.
     Start-up and interruptions make hours uncertain even if the step time is known. For a known step
@@ -119,7 +125,10 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return two (runs,) arrays: the expected decrease of regret, and the chance of another choice.
+    """Return how much each run is expected to change the choice, as two (runs,) arrays.
+
+    1. the expected decrease of regret
+    2. the probability that another setup is chosen after the run
 
     `runs` has the position in `belief` of each run's setup.
     """
@@ -138,9 +147,11 @@ def aim_and_meeting(
 ) -> tuple[FloatArray, Meeting]:
     """Return the log objective and the `Meeting` of each setup of `question`.
 
-    A `Meeting` has the chance of keeping the goal's limit and the expected excess over the limit.
-    `mean` and `variance` are those of the log step seconds. They must broadcast to (..., setups),
-    the shape of the results.
+    The objective is the job's expected hours or dollars, whichever the goal minimises. A `Meeting`
+    has the probability of keeping the goal's limit and the expected excess over the limit.
+
+    mean, variance: the mean and the variance of log step seconds. They must broadcast to
+        (..., setups), the shape of the results.
     """
     goal = question.goal
     work = question.hours_per_step_s * np.exp(mean)
@@ -155,9 +166,9 @@ def aim_and_meeting(
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
     """Return the setup that is chosen, as its position in `question.places`.
 
-    `log_aim` and `meeting` are the (..., setups) results of `aim_and_meeting`. The setup with the
-    lowest finite loss is chosen. If no loss is finite, the setup that is most likely to keep the
-    limit is chosen.
+    The setup with the lowest finite loss is chosen. If no loss is finite, the setup that is most
+    likely to keep the goal's limit is chosen. `log_aim` and `meeting` are results of
+    `aim_and_meeting` of the shape (..., setups). The result has the shape (...).
     """
     loss = losses(question.goal, log_aim, meeting)
     cheapest, safest = loss.round(9).argmin(axis=-1), meeting.chance.argmax(axis=-1)
@@ -168,9 +179,11 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
     """Return an (n,) array: how much a run of each of the n setups in `belief` would lower regret.
 
-    `runs` are positions of setups; all other setups get 0. The values are sums over `questions`. A
-    question adds nothing if the run lowers regret by less than 0.1 % (LEAST_REGRET), or changes the
-    choice with a probability below 2 % (LEAST_CHANCE).
+    The decrease of regret is summed over `questions`. A question adds nothing if the run lowers its
+    regret by less than 0.1 % (LEAST_REGRET). It also adds nothing if the run changes its choice
+    with a probability below 2 % (LEAST_CHANCE).
+
+    runs: the positions of the setups to compute. All other setups get 0.
     """
     saved = np.zeros(len(belief.mean))
     for question in questions:
@@ -182,7 +195,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 class ChoiceSet(NamedTuple):
     """The setups of a workload that may still be chosen, and the goals for which they compete.
 
-    `questions` has an OpenChoice for each goal, whose `places` are positions in `setups`.
+    `questions` has an OpenChoice for each goal. `OpenChoice.places` has positions in `setups`.
     """
 
     setups: tuple[Setup, ...]
@@ -198,13 +211,13 @@ def choice_set_of(
 ) -> ChoiceSet:
     """Return the setups that may still be chosen for a goal of `workload`.
 
-    For each goal, the result has two groups of setups, with at most one setup per cluster in each:
+    For each goal, these setups are returned:
 
     - up to 30 setups with the lowest expected objective (hours or dollars)
     - up to 10 setups with the lowest loss (see `planner/choice_rule.py`)
 
-    A goal is left out if fewer than two setups compete for it. `predictions` has a row for each of
-    `setups`, in the same order.
+    Each of the two lists has at most one setup per cluster. A goal is left out if fewer than two
+    setups compete for it. `predictions` has a row for each of `setups`, in the same order.
     """
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
@@ -238,8 +251,9 @@ def choice_set_of(
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that may be chosen for `goal`, in ascending order.
 
-    A setup needs a known objective, and a chance of at least 2 % (LEAST_CHANCE) of keeping the
-    limit.
+    `choice_set_of` describes the selection. A setup whose expected hours or dollars are unknown is
+    not selected. A setup is also not selected if it keeps the goal's limit with a probability below
+    2 % (LEAST_CHANCE).
     """
     aim = costs.expected[goal.objective]
     meeting = drawn_meeting(costs.drawn[goal.used], goal.limit)

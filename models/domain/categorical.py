@@ -11,9 +11,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows in the order of their first appearance, and a (rows,) array.
+    """Return the distinct rows, and the position of each row among them as a (rows,) array.
 
-    The array has the position of each row among the distinct rows.
+    The distinct rows are in the order of their first appearance.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]

@@ -28,9 +28,10 @@ _MEMBERS = re.compile(r"^(?P<count>[1-9]\d*)x(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*
 def bucket_hazard(bucket: int | None) -> float:
     """Return the expected number of interruptions per hour of a spot machine.
 
-    `bucket` is the range, 0 to 4, in which EC2's Spot Advisor puts the instance type. None and
-    larger numbers count as range 4, the worst. A type without a range is usually new or scarce, and
-    a false warning costs a job less than a missing warning.
+    EC2's Spot Advisor sorts instance types into five ranges of interruption rates. `bucket` is the
+    number of the range, from 0 to 4 (the highest rates). None and larger numbers count as 4: a type
+    without a range is usually new or scarce, and a needless warning costs a job less than a missing
+    warning.
     """
     share = ADVISED_MONTHLY_SHARE[4 if bucket is None else min(bucket, 4)]
     return -math.log1p(-share) / _MONTH_HOURS
@@ -71,9 +72,9 @@ class Offer:
     """An instance type at a price in one market (on-demand or spot) and zone.
 
     - `usd_per_hour`: the price that the user's account pays for the machine; None means unknown
-    - `price_source`: a note if `usd_per_hour` is an estimate, else empty
-    - `public_usd_per_hour`: the public price, if it differs from `usd_per_hour`
-    - `own_price`: a note that says why `usd_per_hour` differs from the public price, else empty
+    - `price_source`: a note for the user if `usd_per_hour` is an estimate, else empty
+    - `public_usd_per_hour`: the public price, if it differs from `usd_per_hour`; else None
+    - `own_price`: a note for the user that says why the two prices differ, else empty
     - `storage_usd_per_hour`: the price of the machine's volume
     - `other_usd_per_hour`: the price of the public IP address and of requests to S3
     - `start_usd`: the cost to download the workload's data each time the machine starts
@@ -96,9 +97,9 @@ class Offer:
 
     @property
     def list_usd_per_hour(self) -> float | None:
-        """Return the public price if it is known, else `usd_per_hour`.
+        """Return the public price per hour, before any discount of the user's account.
 
-        Spot bids are based on public prices: a discount of the account does not change spot prices.
+        Spot bids are computed from this price, because such a discount does not change spot prices.
         """
         return self.usd_per_hour if self.public_usd_per_hour is None else self.public_usd_per_hour
 
@@ -110,7 +111,7 @@ class Offer:
 
     @property
     def total_usd_per_hour(self) -> float | None:
-        """Return dollars per hour of the machine, its volume, IP address and S3 requests.
+        """Return the total price per hour: machine, volume, IP address and S3 requests.
 
         Returns None if the price of the machine is unknown.
         """
@@ -119,7 +120,7 @@ class Offer:
 
 
 class Pool(NamedTuple):
-    """An instance type in a market and zone, with expected interruptions per machine-hour."""
+    """An instance type in a market and zone, with its expected interruptions per machine-hour."""
 
     instance_type: str
     market: str
@@ -217,10 +218,10 @@ def parse_cluster(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, ...]:
-    """Return a whole number for each of `count` instances, from a text such as `4+8`.
+    """Parse a text such as `4+8` into whole numbers, one for each of `count` instances.
 
-    A single number applies to all instances. Error messages call the value `what`, for example
-    "layout".
+    A single number applies to all instances. `what` is the name of the value in error messages, for
+    example "layout".
 
     Raises:
         ValueError: if a number is not whole and positive, or if the text has neither 1 nor `count`

@@ -13,8 +13,9 @@ ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return log(values) / ROUNDING, rounded to whole numbers. `values` must be positive.
+    """Return whole numbers that order `values`, but ignore rounding errors.
 
-    Values that differ by a rounding error mostly get the same number.
+    Values whose relative difference is below ROUNDING mostly get the same number. `values` must be
+    positive.
     """
     return np.round(np.log(values) / ROUNDING)

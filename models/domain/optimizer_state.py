@@ -1,4 +1,4 @@
-"""Estimate the bytes of a training's state: the weights, and the states of the optimizer."""
+"""Estimate the size of a checkpoint, which has the weights and the states of the optimizer."""
 
 _PER_GRADIENT = 3.0  # the weights and the two moments of Adam
 

@@ -25,11 +25,13 @@ types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a
 def machines_of(
     cluster: str, layout: Any, batch: Any, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return two tuples with a number for each instance: used devices, and batch per device.
+    """Return the number of used devices and the batch per device of each instance of a cluster.
 
-    `layout` is a text such as `4+4+2`, with the devices used on each instance. An empty text or a
-    missing value means all devices. `devices` maps instance types to their number of devices. A
-    type that is not in `devices` has one device.
+    cluster: the name of the cluster, such as `2xa+1xb`.
+    layout: a text such as `4+4+2`, with the devices used on each instance. An empty text or a
+        missing value means all devices.
+    batch: a text such as `8+8+4`, with the batch per device of each instance.
+    devices: {instance type: number of devices}. A missing type has one device.
     """
     types = types_of(cluster)
     used = tuple(devices.get(name, 1) for name in types)
@@ -57,11 +59,13 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
-    """Return the columns cluster, layout and batch_per_device with machines sorted by type.
+    """Return the columns cluster, layout and batch_per_device, rewritten with sorted machines.
 
-    Cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with layout `8+4`. Machines of one type
-    keep their order, because layouts `4+8` and `8+4` are different placements. `devices` maps
-    instance types to their number of devices.
+    Machines are sorted by instance type: cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with
+    layout `8+4`. Machines of the same type keep their order, because layouts `4+8` and `8+4` are
+    different placements.
+
+    devices: {instance type: number of devices}, for rows without a layout.
 
     Raises:
         ValueError: if a cluster, layout or batch cannot be parsed.
@@ -113,10 +117,11 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
-    """Count the measurements of each setup; the keys of the result are those of `setup_key`.
+    """Return {key of a setup (see `setup_key`): number of its measurements}.
 
-    A row counts as one measurement, or as the number in its column `runs`. `types` has the
-    instance types of the clusters. In rows without a layout, all devices of a type are used.
+    A row of `runs` counts as one measurement. If `runs` has a column `runs`, this column has the
+    number of measurements of each row. `types` has the instance types of the clusters. In rows
+    without a layout, all devices of a type are used.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -29,8 +29,8 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
 
     A sample is a sequence of tokens. The fields are:
 
-        parameters         N, the number of weights. If it is not stated, it is computed without
-                           norms and biases, which are under 1 % of N.
+        parameters         N, the number of weights. If the configuration does not state N, it is
+                           computed without norms and biases, which are under 1 % of N.
         gradient_bytes     4 N
         flops_per_sample   (6 N + 12 * layers * hidden * sequence) * sequence
         layers, hidden     the number of layers, and their width
@@ -38,9 +38,9 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         vocabulary         the number of different tokens; 0 if not stated
 
     Raises:
-        ValueError: if a size is missing or is not a positive whole number, or if the network is a
-            mixture of experts, has a separate encoder, shares weights between layers or is not a
-            transformer.
+        ValueError: if a size is missing or is not a positive whole number. Also if the network is
+            not supported: a mixture of experts, a network with a separate encoder or with weights
+            shared between layers, or no transformer.
     """
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
@@ -82,7 +82,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
 def _parameters(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> float:
     """Return the number of weights in attention, feed-forward layers and embeddings.
 
-    `sizes` has the sizes that the configuration states, such as the number of heads.
+    `sizes` has the sizes in `config` under Srift's names, such as `layers` and `heads`.
     """
     hidden, heads = sizes["hidden"], sizes.get("heads", 1)
     head = sizes.get("head_size", hidden / heads)

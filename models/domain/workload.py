@@ -67,7 +67,7 @@ class Mode(NamedTuple):
 
     @property
     def compressed(self) -> bool:
-        """True if gradients are compressed, which may slow convergence."""
+        """True if the devices exchange compressed gradients, which may slow convergence."""
         return self.strategy in COMPRESSED
 
     @property
@@ -77,12 +77,15 @@ class Mode(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """True for tensor parallelism, which splits layers over devices."""
+        """True for tensor parallelism, which splits each layer over several devices."""
         return self.strategy in TENSOR
 
     @property
     def servers(self) -> int:
-        """Return the number of parameter servers, or 0. A machine has at most one."""
+        """Return the number of parameter servers; 0 for other strategies.
+
+        A machine runs at most one server.
+        """
         return int(self.strategy.removeprefix("ps-")) if self.strategy in SERVED else 0
 
     @property
@@ -96,7 +99,11 @@ class Mode(NamedTuple):
 
     @property
     def sends_otherwise(self) -> bool:
-        """True for compressed gradients, Adasum, tensor parallelism and parameter servers."""
+        """True if the mode's step time and convergence are compared with those of DDP.
+
+        This holds for compressed gradients, Adasum, tensor parallelism and parameter servers, which
+        communicate differently from DDP.
+        """
         return self.must_be_faster or self.combined
 
     @property
@@ -146,16 +153,16 @@ class Mode(NamedTuple):
 
     @property
     def dense(self) -> Mode:
-        """Return the mode with which this mode's step time and convergence are compared.
+        """Return the baseline for comparisons of step time and convergence.
 
-        If `sends_otherwise` is True, the mode is compared with DDP in the same precision and with
-        the same switches. Any other mode is compared with itself.
+        If `sends_otherwise` is True, the baseline is DDP with the same precision and the same
+        switches. Otherwise, the mode is its own baseline.
         """
         return self._replace(strategy="ddp") if self.sends_otherwise else self
 
     @property
     def alone(self) -> Mode:
-        """Return this mode for training on one device: with DDP and without offload."""
+        """Return the equivalent mode for a single device: DDP, without offload."""
         kept = self.switches.removesuffix("offload").removesuffix("+")  # offload is the last switch
         return Mode(self.precision, switches=kept or "none")
 
@@ -189,10 +196,10 @@ class Goal:
     - `goal`: a name in GOALS
     - `hours`: the deadline in hours; None if the goal has no deadline
     - `usd`: the budget in dollars; None if the goal has no budget
-    - `p_required`: the required probability of meeting the limit. None means that the limit may be
-      exceeded at a penalty.
-    - `overshoot_price`: the penalty. Each 1 % over the limit counts like `overshoot_price` % more
-      of the objective.
+    - `p_required`: the required probability of keeping the limit. If None, there is a penalty for
+      exceeding the limit instead.
+    - `overshoot_price`: the size of this penalty. Exceeding the limit by 1 % is as bad as an
+      objective that is `overshoot_price` % higher.
     """
 
     goal: str
@@ -213,7 +220,10 @@ class Goal:
 
     @property
     def used(self) -> str:
-        """Return the quantity that has a limit; the quantity to minimise if there is no limit."""
+        """Return the quantity that has a limit, "hours" or "usd".
+
+        If the goal has no limit, return the quantity to minimise.
+        """
         return self.constraint or self.objective
 
     @property
@@ -254,9 +264,9 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return (rows, columns, depth) of the device grid of a tensor-parallel `strategy`.
+    """Return the shape (rows, columns, depth) of the grid of devices for tensor parallelism.
 
-    Returns None if `ranks` devices cannot form such a grid.
+    Returns None if `ranks` devices cannot form the grid that `strategy` needs.
     """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None

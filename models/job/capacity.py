@@ -1,17 +1,20 @@
-"""Model the start-up seconds of machines, and the chance that a request for them is granted.
+"""Model the start-up seconds of machines, and the chance that a request for machines is granted.
+
+The start-up of a launch with n machines ends when its last machine is ready:
 
     log seconds = mu_market + u_type,market + b (log n - c) + noise
-    p_type,market,zone ~ Beta(requests granted, requests refused)
-    p_gang(n) = p^(1 + (n - 1) (1 - shared))
 
-- n: the number of machines of a launch. Its start-up ends when the last machine is ready.
-- b: the effect of log n. c: the mean of log n over the observed launches.
-- mu, u and the noise: see log_seconds.py.
-- p: the chance that a request for one machine is granted. The prior counts as 5 more requests.
-- p_gang(n): the chance that all n machines of a cluster are granted at the same time.
-- `shared`: 1 if machines are always granted or refused together, 0 if they are independent.
+b is the effect of log n, and c the mean of log n over the observed launches. log_seconds.py defines
+mu, u and the noise. A launch counts as one observation per instance type, because its machines
+start in similar times.
 
-A launch counts as one observation per instance type, because its machines start in similar times.
+The chance p that a request for one machine is granted is fitted for each instance type, market and
+zone. A cluster starts only if all its n machines are granted at the same time:
+
+    p       ~ Beta(requests granted, requests refused), with a prior that counts as 5 requests
+    p_gang  = p^(1 + (n - 1) (1 - shared))
+
+`shared` is 1 if machines are always granted or refused together, and 0 if they are independent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,8 +68,11 @@ def gang_startup(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
-    `model` is the result of `fit_startup`. A pool is an instance type in a market and zone.
-    `counts` is a (clusters, pools) array with the number of machines from each pool.
+    The start-up of a cluster takes as long as that of its slowest pool. A pool is an instance type
+    in a market and zone.
+
+    model: the result of `fit_startup`.
+    counts: a (clusters, pools) array with the number of machines from each pool.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
     found = model.predict(keys, np.log(counts.sum(axis=1, keepdims=True)))  # (clusters, pools)
@@ -88,9 +94,11 @@ Granted = Mapping[tuple[str, str, str], float]
 def gang_chances(granted: Granted, pools: Sequence[Pool], counts: IntArray) -> FloatArray:
     """Return a (clusters,) array: the chance that a cluster gets all its machines at once.
 
-    `granted` is the result of `fit_availability`. A pool is an instance type in a market and zone.
-    `counts` is a (clusters, pools) array with the number of machines from each pool. Pools are
-    assumed to be independent.
+    A pool is an instance type in a market and zone. Requests to different pools are assumed to be
+    independent.
+
+    granted: the result of `fit_availability`.
+    counts: a (clusters, pools) array with the number of machines from each pool.
     """
     chances = [granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]
     exponent = np.where(counts > 0, 1 + (counts - 1) * (1 - _SHARED), 0.0)
@@ -102,8 +110,8 @@ def fit_availability(requests: pd.DataFrame) -> Granted:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
     `requests` has a row per request and instance type, with columns instance_type, market, zone and
-    granted. A request for many machines counts like a request for one machine. Refusals of large
-    requests therefore make a type look scarcer than it is.
+    granted. A request for many machines counts like a request for one machine. If large requests
+    are refused, the result for the type is therefore too low.
     """
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)

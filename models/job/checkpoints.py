@@ -1,9 +1,9 @@
 """Model the seconds and the interval of checkpoints.
 
-The seconds to write or read a checkpoint follow from its bytes and the instance type:
+The seconds to write or read a checkpoint depend on its size and the instance type:
 
-    line    = 3.6 s + 0.02 s/MB x size;  x = log line
-    seconds = line exp(mu + u_type + b (x - mean x) + noise)
+    line        = 3.6 s + 0.02 s per MB
+    log seconds = x + mu + u_type + b (x - mean of x) + noise,      x = log line
 
 CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. The two constants of the
 line are not fitted, because checkpoints of a few workloads do not determine them. Three
@@ -39,7 +39,7 @@ def best_interval(
 def pieces(work_hours: FloatArray | float, interval_hours: FloatArray | float) -> FloatArray:
     """Return the number of equal pieces into which checkpoints divide the work.
 
-    The number is the smallest with which no piece is longer than `interval_hours`.
+    There are as few pieces as possible, but no piece is longer than `interval_hours`.
     """
     return np.maximum(np.ceil(work_hours / np.maximum(interval_hours, 1e-9) - 1e-9), 1.0)
 
@@ -58,7 +58,7 @@ def write_seconds(
 
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
-    """Return the log of 3.6 s + 0.02 s/MB x `state_bytes`, the line that CM-DARE measured."""
+    """Return the log of the seconds that CM-DARE's line predicts for a checkpoint of this size."""
     return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
 
 
@@ -75,7 +75,7 @@ PRIOR = LogSeconds(
 
 
 def fit_checkpoints(written: pd.DataFrame) -> LogSeconds:
-    """Fit the measured seconds of checkpoints, divided by the seconds of CM-DARE's line.
+    """Fit the ratio of measured checkpoint seconds to the seconds that CM-DARE's line predicts.
 
     `written` has a row per checkpoint, with columns workload, instance_type, bytes and seconds. The
     fit uses the median seconds of each combination of workload, instance_type and bytes.

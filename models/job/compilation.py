@@ -19,7 +19,7 @@ _PRIOR_SD, _REPEAT_SD = 1.0, 0.2
 def prior_s(mode: Mode) -> float:
     """Return the compilation seconds to assume before any compilation was measured.
 
-    Returns 0 if `mode` does not use torch.compile. FSDP and ZeRO-2 take twice as long, because they
+    Returns 0 if `mode` does not use torch.compile. The result is doubled for FSDP and ZeRO-2, which
     compile each block of layers separately.
     """
     return mode.compiled * (1 + mode.gathered) * COMPILE_S

@@ -1,12 +1,13 @@
 """Estimate the hours and dollars of the whole job on each setup, as means and as random draws.
 
-    hours = expected_hours(ceil(samples / global batch) step_s / 3600)
+    work  = ceil(samples / global batch) x step_s / 3600      hours of training steps
+    hours = expected_hours(work)
     usd   = hours x usd_per_hour + download_usd
 
-`expected_hours` adds start-up, checkpoints and interruptions (duration.py). usd_per_hour is the
-price of the cluster: machines, storage, IP addresses and S3 requests. download_usd is the price of
-the data that machines download when they start. After an interruption, a new machine downloads its
-data again.
+`expected_hours` adds start-up, checkpoints and interruptions (duration.py). `usd_per_hour` is the
+price of the cluster: machines, storage, IP addresses and S3 requests. `download_usd` is the price
+of the data that machines download when they start. After an interruption, a new machine downloads
+its data again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +28,18 @@ Amounts = Mapping[str, FloatArray]  # with the keys "hours" and "usd"
 class JobCosts(NamedTuple):
     """Hours and dollars of a job on every setup.
 
-    Arrays are (setups,); those of `expected_by_draw` and `drawn` are (setups, draws).
+    The arrays in `expected_by_draw` and `drawn` have the shape (setups, draws). All other arrays
+    have the shape (setups,).
 
-    - `predictions` has the step time of each setup.
+    - `predictions` has the predicted step time of each setup.
     - `conditions` has the start-up, checkpoint and interruption parameters of each setup.
     - `usd_per_hour` is the price of the whole cluster, or NaN if a price is unknown.
     - `download_usd` is the expected price of all data that the machines download.
     - `expected` has expected hours and dollars.
-    - `expected_by_draw` has expected hours and dollars for each drawn step time. Start-up,
-      checkpoints and interruptions have their expected effect, so they add no noise.
-    - `drawn` has hours and dollars for drawn step times, start-up, checkpoints and interruptions.
+    - `expected_by_draw` has hours and dollars of a job for each drawn step time. Start-up,
+      checkpoints and interruptions are not drawn: their expected effect is added.
+    - `drawn` has hours and dollars of a job for drawn step times, start-up, checkpoints and
+      interruptions.
     - `interruptions` is the expected number of interruptions.
     - `interruption_risk` is the chance of at least one interruption.
     - `cluster` has a number for each setup. Setups with the same machines, markets and zones have
@@ -72,8 +75,8 @@ def job_costs(
         setups: the setups to compare.
         predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
         step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
-        job_conditions: start-up, checkpoint and interruption models. The default has published
-            rates and prior durations.
+        job_conditions: start-up, checkpoint and interruption models. The default needs no
+            measurements: it has published interruption rates and prior durations.
         seed: the seed of the draws of start-up, checkpoints and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
@@ -90,7 +93,7 @@ def job_costs(
     download_usd = start_usd * (1 + expected_count / counts.sum(axis=1))
 
     def amounts(hours: FloatArray) -> Amounts:
-        """Return `hours`, and the dollars that jobs of these hours cost."""
+        """Return {"hours": `hours`, "usd": the dollars that the job costs if it takes `hours`}."""
         return {"hours": hours, "usd": (usd_per_hour * hours.T + download_usd).T}
 
     return JobCosts(

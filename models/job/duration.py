@@ -1,21 +1,23 @@
 """Compute the expected and drawn hours of a job with start-up, interruptions and checkpoints.
 
-    M     = 1 / h                         mean hours between interruptions
-    I     = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c;  I = M if c >= 2M      [Daly 2006]
-    r     = work + (n - 1) c              hours of training steps (work) and checkpoints
-    s     = r / n                         hours of a piece
-    N     = n (exp(h s) - 1)              expected number of interruptions
-    lost  = 1/h - s / (exp(h s) - 1)      mean hours of a piece that an interruption loses
-    hours = start-up + r + N (lost + replacement)
+Checkpoints divide the training steps of a job into n equal pieces. An interruption loses the work
+since the last checkpoint.
 
 - h: the hazard, which is the expected number of interruptions per hour. The hazard of a cluster is
   the sum of its machines' hazards.
 - c: the hours to write a checkpoint (checkpoints.py).
 - I: the optimal hours of work between two checkpoints.
-- n: the smallest number of equal pieces in which no piece has more than I hours of work. A
-  checkpoint is written between two pieces.
+- n: the number of pieces, which is as small as possible. No piece has more than I hours of work.
 - `replacement`: the mean hours until a lost machine is replaced. An interruption during a
   replacement restarts the replacement.
+
+    M     = 1 / h                         mean hours between interruptions
+    I     = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + c / 18M) - c;  I = M if c >= 2M      [Daly 2006]
+    r     = work + (n - 1) c              hours of training steps (work) and checkpoints
+    s     = r / n                         hours of one piece
+    N     = n (exp(h s) - 1)              expected number of interruptions
+    lost  = 1/h - s / (exp(h s) - 1)      mean hours that are lost by one interruption
+    hours = start-up + r + N (lost + replacement)
 
 The formulas are exact for memoryless interruptions (derived for Srift). Real interruptions come in
 bunches. Therefore, the drawn number of interruptions has a random hazard (see `drawn_hours`).
@@ -43,7 +45,7 @@ _RISK_DRAWS = 400
 
 
 class Conditions(NamedTuple):
-    """Start-up, checkpoint and interruption parameters of clusters; each array is (clusters,).
+    """Start-up, checkpoint and interruption parameters of clusters, as (clusters,) arrays.
 
     - `hazard_per_hour` is the expected number of interruptions per hour (the hazard).
     - `doubt` is the relative variance of the estimated hazard.
@@ -64,7 +66,7 @@ class Conditions(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Conditions]) -> Conditions:
-        """Concatenate the conditions of several lists of clusters."""
+        """Concatenate several `Conditions`, each for its own list of clusters."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, rows: IntArray) -> Conditions:
@@ -96,10 +98,11 @@ def interruptions(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the expected number of interruptions, and the chance of at least one interruption.
 
-    The chance is 1 - E[exp(-hazard x running hours)]. Running hours include checkpoints. The mean
-    is taken over random hazards (interruptions per hour). They are drawn as in `drawn_hours`, but
-    without the factor 1 + 1/n. `work_hours` (clusters,) are the hours of training steps. Both
-    results are (clusters,) arrays.
+    Both results are (clusters,) arrays. The chance is 1 - E[exp(-hazard x hours)]. The hazard is
+    the number of interruptions per hour. It is random, and is drawn as in `drawn_hours`, but
+    without the factor 1 + 1/n. The hours are those of training steps and checkpoints.
+
+    work_hours: (clusters,) hours of training steps.
     """
     job = _job(work_hours, conditions)
     _, _, shock, _, doubted, _ = _strata(_RISK_DRAWS, seed)
@@ -113,19 +116,21 @@ def drawn_hours(
 ) -> FloatArray:
     """Return a (clusters, draws) array: random draws of the hours of jobs.
 
-    `work_hours` (clusters, draws) are drawn hours of training steps. `expected_work_hours`
-    (clusters,) is their expectation. Start-up, checkpoints and interruptions are drawn here.
-
+    Start-up, checkpoints and interruptions are drawn here; the hours of training steps are given.
     The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1:
 
     - The first is for the uncertainty of the estimated hazard. Its variance is `conditions.doubt`.
     - The second is for bunches of interruptions. Its variance is
       (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
 
-    `passing` is in interruption_rates.py. n is the number of pieces. Each piece is repeated until
-    it succeeds, so its number of interruptions is geometric. The factor 1 + 1/n accounts for this.
+    `passing` is in interruption_rates.py. n is the number of pieces between checkpoints. Each piece
+    is repeated until it succeeds, so its number of interruptions is geometric. The factor 1 + 1/n
+    accounts for this.
 
-    All jobs use the same uniform draws, so that two jobs differ only because of their arguments.
+    All clusters use the same uniform draws, so their results differ only because of the arguments.
+
+    work_hours: (clusters, draws) drawn hours of training steps.
+    expected_work_hours: (clusters,) their expectation.
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
@@ -158,8 +163,8 @@ class _Job(NamedTuple):
 def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     """Return expected hours and interruptions of jobs whose training steps take `work_hours`.
 
-    `work_hours` is (clusters,) or (clusters, draws). The arrays of the result are transposed:
-    (clusters,) or (draws, clusters).
+    If `work_hours` is (clusters,), so are the arrays of the result. If it is (clusters, draws),
+    they are transposed: (draws, clusters).
     """
     work = np.asarray(work_hours, dtype=float).T
     write = conditions.checkpoint_s / 3600
@@ -184,10 +189,10 @@ def _rate(
 ) -> FloatArray:
     """Return a (draws, clusters) array: drawn interruption rates divided by their mean.
 
-    `doubted` and `shock` are (draws, 1) uniform draws. `doubted` is for the uncertainty of the
-    estimated rate. `shock` is for the variation of the true rate over days and weeks. `work_hours`
-    are the expected hours of training steps. `repeats` is the relative variance from repeated
-    pieces: 1/n in `drawn_hours`.
+    doubted: (draws, 1) uniform draws for the uncertainty of the estimated rate.
+    shock: (draws, 1) uniform draws for the variation of the true rate over days and weeks.
+    work_hours: the expected hours of training steps.
+    repeats: the relative variance because pieces are repeated: 1/n in `drawn_hours`.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + repeats) - 1
@@ -209,7 +214,8 @@ def _strata(draws: int, seed: int) -> tuple[FloatArray, ...]:
 def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of lognormal distributions with mean 1.
 
-    `probability` is (draws, 1). `log_sd` is (clusters,): the standard deviations of the logs.
+    probability: (draws, 1) probabilities of the quantiles.
+    log_sd: (clusters,) standard deviations of the logs.
     """
     return np.exp(log_sd * ndtri(probability) - log_sd**2 / 2)
 
@@ -217,7 +223,8 @@ def _lognormal(probability: FloatArray, log_sd: FloatArray) -> FloatArray:
 def _gamma_quantile(probability: FloatArray, variance: FloatArray) -> FloatArray:
     """Return a (draws, clusters) array: quantiles of Gamma distributions with mean 1.
 
-    `probability` is (draws, 1), and `variance` is (clusters,).
+    probability: (draws, 1) probabilities of the quantiles.
+    variance: (clusters,) variances of the distributions.
     """
     # Rounding to steps of 5 % leaves few different variances, which saves time.
     steps = np.round(np.log(np.maximum(variance, _NO_VARIANCE)) / _ALIKE)

@@ -1,23 +1,26 @@
 """Estimate the interruption rate of spot machines by type and zone, and its variance over time.
 
-    m_type      ~ lognormal around offset x the type's advised rate
+Rates are interruptions per machine-hour. The advised rate of an instance type is the rate that
+EC2's Spot Advisor publishes.
+
+    m_type      ~ lognormal around offset x advised rate
     lambda_zone ~ Gamma(shape 1, mean m_type)
-    N_window    ~ Poisson(lambda_zone hours G)
+    N_window    ~ Poisson(lambda_zone x hours x G)
     G           ~ Gamma(mean 1, variance = bunching + bunching x tau / (tau + hours))
 
-Rates are interruptions per machine-hour.
-
-- m_type: the rate of an instance type. EC2's Spot Advisor publishes the advised rate.
+- m_type: the rate of an instance type.
 - `offset`: the ratio of real rates to advised rates, common to all types.
 - lambda_zone: the rate of the type in a zone. With shape 1, the rate may lie anywhere between 0
   and a few times m_type. The shape is not learned, because a type has only a few zones.
-- N_window: the number of interruptions in an observed period of `hours` machine-hours.
+- N_window: the number of interruptions in an observed period (window) of `hours` machine-hours.
 - G: the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
   interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
-- `bunching`: the variance of the drift. The second term is the variance of the rises.
+- `bunching`: the variance of G because of the drift. The second term of the variance is because of
+  the rises.
 - tau: the typical duration of a rise, 24 hours.
 
-Observations move a zone's rate from the mean of its type towards the observed rate.
+The estimate for a zone lies between the rate of the instance type and the rate that was observed in
+the zone.
 
 An interruption takes either all machines of a type in a zone, or a single machine. `shared` is the
 share of a machine's interruptions that take all machines. n machines of a type in a zone therefore
@@ -56,8 +59,8 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all m
 def passing(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
-    The result is the variance of the mean demand over `hours`, divided by the variance of the
-    momentary demand. A rise of demand lasts about tau.
+    The demand for spot machines rises for about tau at a time. The result is the variance of the
+    mean demand in a period of `hours`, divided by the variance of the momentary demand.
     """
     return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 
@@ -124,12 +127,13 @@ def fit_hazard(
 
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
-            above 0) and interruptions. A period must not end because of an interruption, because
-            rates would then be overestimated.
-        advised: interruptions per hour that Spot Advisor publishes, by instance type. The default
-            of a missing type is Spot Advisor's highest rate.
+            above 0) and interruptions. The end of a period must not depend on an interruption,
+            because rates would then be overestimated.
+        advised: {instance type: interruptions per hour that Spot Advisor publishes}. A missing type
+            gets Spot Advisor's highest rate.
         together: a row for each launch and pool (instance type in a zone) that lost machines. The
-            columns are machines (number that ran) and lost (number that were interrupted).
+            columns are machines (number that ran) and lost (number that were interrupted). None
+            if there is no such launch.
     """
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum()
     hours, count = pools.to_numpy(dtype=float).T
@@ -175,7 +179,7 @@ def fit_hazard(
 def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate the relative variance of the interruption rate over time.
 
-    The estimate grows with the excess of the counts' variance over the variance of Poisson counts.
+    The estimate is large if the numbers of interruptions vary more than Poisson numbers would.
     `windows` has a row per observed period. `zone_rate` has the interruptions per hour of each
     (instance type, zone).
     """
@@ -189,9 +193,10 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
 
 
 def _shared(together: pd.DataFrame | None) -> float:
-    """Return the share of interrupted machines whose launch lost all machines of a pool at once.
+    """Return the share of interrupted machines that were lost together with their whole pool.
 
-    A pool is an instance type in a zone. `fit_hazard` describes `together`.
+    A pool is all machines of one instance type and zone in a launch. `fit_hazard` describes
+    `together`.
     """
     whole, single = _SHARED
     if together is not None:

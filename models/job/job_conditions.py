@@ -1,8 +1,8 @@
 """Derive start-up, checkpoint and interruption parameters of clusters from priors or past launches.
 
 A job starts when all machines of its cluster have started. Only spot machines are interrupted. The
-seconds to replace a lost machine are averaged over the cluster's instance types, each weighted by
-its interruption rate.
+seconds to replace a lost machine are a weighted mean over the cluster's instance types. The weight
+of a type is its interruption rate.
 """
 
 import math
@@ -28,7 +28,7 @@ RETRY_S = 60.0  # seconds between two requests for machines
 
 @dataclass(frozen=True, kw_only=True)
 class JobConditions:
-    """Start-up, checkpoint and interruption models. The defaults are priors.
+    """The models of start-up, checkpoints and interruptions. The defaults are priors.
 
     - `startup`: the seconds from the request for machines until all machines have started.
     - `checkpoints`: the seconds to write a checkpoint. Reading is assumed to take as long.
@@ -47,9 +47,9 @@ class JobConditions:
     restarts: LogSeconds = NO_RESTARTS
 
     def compile_s(self, workload: str, mode: Mode) -> float:
-        """Return the predicted compilation seconds at each start of the job.
+        """Return the seconds that torch.compile is predicted to take at each start of the job.
 
-        The job also compiles again after each replacement of a machine.
+        A replacement of a machine counts as a start. The result is 0 without torch.compile.
         """
         return self.compiled.get((workload, mode), prior_s(mode))
 

@@ -1,12 +1,12 @@
 """Fit log durations with partial pooling: each group has a mean, and its members deviate from it.
 
-    log seconds = mu_group + u_group,member + b (x - mean x) + noise
+    log seconds = mu_group + u_group,member + b (x - mean of x) + noise
 
 A group is, for example, a market or the outcome of a restart; a member is an instance type. x is a
-covariate, for example the log number of machines, and b is its effect. mu_group and b have normal
-priors, and u is normal around 0. The posterior is that of a Bayesian linear regression. The
-standard deviation of the noise is estimated from the spread of durations around the mean of their
-member, and shrunk towards a prior.
+covariate, for example the log number of machines, and b is its effect. The priors of mu_group, b
+and u are normal; u has the mean 0. The posterior follows from Bayesian linear regression. The
+standard deviation of the noise is estimated from repeated durations of each member, and shrunk
+towards a prior.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class LogSeconds:
     A group is, for example, a market; a member is an instance type. x is a covariate, for example
     the log number of machines.
 
+    - `centre`: the mean x of the observations; in a prior, a reference value of x.
     - `groups`: {group: (mean, standard deviation) of its log median seconds at x = `centre`}.
     - `members`: {(group, member): (mean, standard deviation) of its log median seconds at x =
       `centre`}; empty in a prior.
-    - `centre`: the mean x of the observations; in a prior, a reference value of x.
-    - `slope`: the mean and standard deviation of the effect of x.
-    - `member_sd`: the standard deviation of log medians between the members of a group.
-    - `noise_sd`: the standard deviation of the logs of repeated durations.
+    - `slope`: (mean, standard deviation) of the effect of x on log seconds.
+    - `member_sd`: how much the log medians of a group's members differ (standard deviation).
+    - `noise_sd`: how much the logs of repeated durations of a member differ (standard deviation).
     """
 
     groups: Mapping[str, Normal]
@@ -47,9 +47,10 @@ class LogSeconds:
     centre: float = 0.0
 
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
-        """Return a (keys, 2) array: the log median and its standard deviation, at x = `centre`.
+        """Return a (keys, 2) array: the log median seconds and its standard deviation.
 
-        Each key is a (group, member). An unknown member has the median of its group.
+        The covariate x has the value `centre`. Each key is a (group, member). An unknown member has
+        the median of its group.
         """
         found = []
         for key in keys:
@@ -61,10 +62,11 @@ class LogSeconds:
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Predict the log duration of each (group, member) in `keys` at `x`.
+        """Predict the log seconds of each (group, member) in `keys` at the covariate `x`.
 
-        `x` is a (keys,) array, or a (rows, 1) array. Returns two arrays of shape (keys,) or (rows,
-        keys): log medians, and standard deviations of the log of a new duration.
+        Returns two arrays: log medians, and standard deviations of the log of a new duration. If
+        `x` has the shape (keys,), so have the results. If `x` has the shape (rows, 1), the results
+        have the shape (rows, keys).
         """
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre
@@ -72,7 +74,10 @@ class LogSeconds:
         return middle + self.slope[0] * growth, log_sd
 
     def expected_s(self, group: str, members: Sequence[str]) -> FloatArray:
-        """Return a (members,) array: the mean seconds of each member of `group` at x = 0."""
+        """Return a (members,) array: the mean seconds of each member of `group`.
+
+        The covariate x is 0.
+        """
         keys = [(group, member) for member in members]
         middle, log_sd = self.predict(keys, np.zeros(len(keys)))
         return np.exp(middle + log_sd**2 / 2)
@@ -106,7 +111,7 @@ class LogSeconds:
         mean[: len(groups)] += self.slope[0] * (x.mean() - self.centre)
 
         def posterior(noise_sd: float) -> tuple[FloatArray, FloatArray]:
-            """Return the mean and covariance of all coefficients.
+            """Return the posterior mean and covariance of the coefficients of the regression.
 
             `noise_sd` is the standard deviation of the residuals.
             """
@@ -122,7 +127,7 @@ class LogSeconds:
         location, covariance = posterior(noise_sd)
 
         def normal(*terms: int) -> Normal:
-            """Return the mean and standard deviation of a sum of coefficients.
+            """Return the posterior mean and standard deviation of a sum of coefficients.
 
             `terms` are the positions of the coefficients to add.
             """

@@ -1,8 +1,9 @@
-"""Model the seconds from the loss of a machine to the next step of an elastic job.
+"""Model the seconds from the loss of a machine to the next training step of an elastic job.
 
-The seconds to read the checkpoint are not included. With outcome 'fewer', the job continues with
-fewer machines. With outcome 'replaced', the job waits until another machine has replaced the lost
-machine.
+The seconds to read the checkpoint are not included. A restart has one of two outcomes:
+
+- 'fewer': the job continues with fewer machines.
+- 'replaced': the job waits until another machine has replaced the lost machine.
 """
 
 import math
@@ -25,8 +26,8 @@ def fit_restarts(restarts: pd.DataFrame) -> LogSeconds:
     """Fit the seconds that an elastic job needs to continue after it lost a machine.
 
     `restarts` has a row per restart, with columns outcome, instance_type and seconds. Only rows
-    with the outcome 'fewer' (continued with fewer machines) or 'replaced' (waited for another
-    machine) are used.
+    with one of two outcomes are used: 'fewer' (the job continued with fewer machines) or 'replaced'
+    (the job waited for another machine).
 
     Raises:
         ValueError: if seconds are not above 0.

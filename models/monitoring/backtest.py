@@ -1,4 +1,4 @@
-"""Fit a model to a training frame of runs, predict a test frame of runs, and compute the errors.
+"""Fit a model to training runs, predict the step times of test runs, and compute the errors.
 
 Errors are |predicted - measured| / measured. Predictions never use measurements of test runs.
 """
@@ -22,7 +22,7 @@ _MOST_NAMED = 8  # maximum number of names or reasons in a sentence
 
 
 def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFrame:
-    """Fit a model to `data` and predict the step times of `test`, a frame of measured runs.
+    """Fit a model to `data`, and predict the step times of the measured runs in `test`.
 
     Returns a frame with the index of `test` and these columns:
 
@@ -33,7 +33,8 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
                            but no measurements of the workload
 
     Raises:
-        ValueError: if `data` has nothing to learn from or rows of several providers.
+        ValueError: if `data` has neither a profile nor a valid run, or has rows of several
+            providers.
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
     names = {name for cluster in asked["cluster"] for name in types_of(cluster)}
@@ -55,8 +56,9 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
 def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage by workload, by number of instances, and in total.
 
-    `predicted` is the result of `backtest` for the runs `test`. Rows without a prediction are left
-    out. The columns of the result are `by` (the kind of group), `group`, and those of `scores`.
+    `predicted` is the result of `backtest` for the runs `test`. Runs without a prediction are left
+    out. The result has a row for each group of runs. Its column `by` is "workload", "instances" or
+    "all", and its column `group` is the name of the group. The other columns are those of `scores`.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"],
@@ -73,7 +75,7 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences that count rows with a problem in a backtest.
+    """Return sentences about the rows of a backtest that have a problem, with their number.
 
     The problems are:
 

@@ -1,14 +1,14 @@
 """Measure the model's errors and interval coverage on setups that it was not fitted to.
 
 A split divides the runs into groups. For each group of each split, a model is fitted without the
-group's runs and then predicts them. The groups of the splits are:
+group's runs and then predicts them. There are three splits. A group of each is:
 
     workload       all runs of a workload and mode on several machines
     cluster_size   all runs on clusters with the same number of instances
     setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
-If there are more than eight combinations of workload and mode, they are merged at random into eight
-groups of the split `workload`.
+The split `workload` has at most eight groups. If there are more combinations of workload and mode,
+they are merged at random into eight groups.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.
@@ -54,8 +54,9 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    A split is a way to group runs, such as by cluster size. When a cluster size above 1 is held
-    out, the training data also lack the probes (sweeps of all-reduces) on clusters of this size.
+    A split is a way to divide the runs into groups, such as by cluster size. If the group is a
+    cluster size above 1, the training data also lack the probes (sweeps of all-reduces) on clusters
+    of this size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = machines(runs)
@@ -76,7 +77,7 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Divide `labels` at random into `count` folds, and return the name of each label's fold.
+    """Assign each of `labels` to one of `count` folds at random, and return the names of the folds.
 
     Equal labels are in the same fold.
     """
@@ -86,17 +87,17 @@ def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
 
 
 def _labels(rows: pd.DataFrame) -> list[str]:
-    """Return the label of each row's workload and mode."""
+    """Return a text with the workload and mode of each row, such as `resnet in bf16 fsdp`."""
     return list(map(label, rows["workload"], modes_of(rows)))
 
 
 def machines(rows: pd.DataFrame) -> IntArray:
-    """Return the number of machines of each row's cluster."""
+    """Return a (rows,) array: the number of machines of each row's cluster."""
     return np.array([len(types_of(name)) for name in rows["cluster"]], dtype=int)
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
-    """Return a label for each row: workload, mode, and the cluster with sorted instance types."""
+    """Return a text with the workload, the mode and the sorted cluster of each row."""
     clusters = [cluster_name(sorted(types_of(name))) for name in rows["cluster"]]
     return [f"{work} on {name}" for work, name in zip(_labels(rows), clusters, strict=True)]
 
@@ -106,12 +107,13 @@ def fitted(
 ) -> tuple[StepTimeModel, pd.DataFrame]:
     """Return the model fitted to all data, and a frame of held-out predictions.
 
-    The frame has a row for each run and split (workload, cluster_size or setup). A group is left
-    out if its runs cannot be predicted without measurements of the group. The columns are:
+    The docstring of the module describes the splits and their groups. The frame has a row for each
+    split and run. The runs of a group are left out if the model cannot be fitted or cannot predict
+    them without the group. The columns are:
 
-        split, group             the split and the group of the run
-        row, run_id              the position among the valid runs, and the id of the run
-        setup                    a label of the workload, mode and cluster
+        split, group             the split, and the group that has the run
+        row, run_id              the position of the run among the valid runs, and its id
+        setup                    a text with the workload, mode and cluster
         measured_s               measured seconds per step
         step_s                   predicted seconds per step
         step_low_s, step_high_s  90 % interval of the prediction
@@ -119,7 +121,8 @@ def fitted(
     Args:
         data: one provider's measurements.
         seed: the random seed of the fits and of the folds.
-        each: a function like `map`, used to fit one model per group.
+        each: a function like `map`. It is called to fit a model for each group, for example in
+            several processes.
 
     Raises:
         ValueError: if the model cannot be fitted to `data`.
@@ -130,9 +133,10 @@ def fitted(
 
 
 def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
-    """Fit a model without the held-out group `work`, and return predictions of the group's runs.
+    """Fit a model without one group of runs, and return its predictions of these runs.
 
-    Returns None if the model cannot be fitted or cannot predict the runs.
+    `work` is an item of `held_out`. Returns None if the model cannot be fitted or cannot predict
+    the runs.
     """
     split, group, training, rows = work
     try:
@@ -155,8 +159,9 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage, with a row for each split and group of held-out runs.
 
-    `scored` is the frame of `fitted`. The columns of the result are COLUMNS. The group "all" has
-    all rows of a split. `median_width` is the median of (high - low) / predicted.
+    `scored` is the frame that `fitted` returns. The columns of the result are COLUMNS. Each split
+    also has a row for the group "all", which has all its runs. `median_width` is the median of
+    (high - low) / predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -167,7 +172,10 @@ def summarise(scored: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, float | int]:
-    """Return the number of rows, their errors, and the coverage and width of their intervals."""
+    """Return statistics of predictions: row count, errors, interval coverage and interval width.
+
+    `rows` has the columns measured_s, step_s, step_low_s and step_high_s.
+    """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
     error = np.abs(step / measured - 1)
     return {
@@ -183,9 +191,9 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` knows.
 
-    A workload or instance type is unknown if its definition has changed since training. The runs
-    include the model's training data, on which errors are smaller. The columns are those of
-    `fitted` without split and group.
+    A workload or instance type is unknown if its definition has changed since training. Runs that
+    the model was trained on are included; their errors are smaller. The columns are those that
+    `fitted` describes, without split and group.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -197,11 +205,11 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return texts that name the workloads, modes and instance types that `model` can predict.
+    """Return the names of everything that `model` can predict: workloads in a mode, instance types.
 
     Examples are "workload resnet in bf16 fsdp" and "instance type g5.xlarge". The text "workload
-    resnet" stands for the default mode. Workloads and types are left out if their definition in
-    `data` differs from the definition at training.
+    resnet" stands for the default mode. A workload or type is left out if its definition in `data`
+    differs from its definition when the model was trained.
     """
     workloads = definition_digests(data.workloads, "workload")
     types = definition_digests(data.instance_types, "name")

@@ -2,8 +2,8 @@
 
     chance = P(X >= runs outside their intervals),   X ~ binomial(runs, 1/10)
 
-The runs on an instance type in a zone are a group. Each group is tested, with `chance` as its
-p-value. A Bonferroni correction accounts for the number of groups.
+The runs on one instance type in one zone are a group. Each group is tested for drift, and `chance`
+is the p-value of the test. A Bonferroni correction accounts for the number of groups.
 """
 
 from collections.abc import Mapping
@@ -42,19 +42,19 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Row]:
-    """Return a row of the table raw_drift for each group of runs: if it drifts, and since when.
+    """Decide which groups of runs drift, and return a row of the table raw_drift for each group.
 
-    A group is an instance type in a zone. `scored` is the result of `recent`. `before` maps the
-    groups that have been drifting so far to the start of their drift.
+    A group is the runs on one instance type in one zone. The p-value of a group is the probability
+    that at least as many of its runs would be outside their intervals without drift. The group with
+    the smallest p-value drifts if the p-value times the number of tested groups is at most 5 %. The
+    runs of this group are then removed, and the remaining groups are tested again. A run on several
+    instance types therefore indicates drift of only one type.
 
-    The p-value of a group is the probability that at least as many of its runs would be outside
-    their intervals without drift. The group with the smallest p-value drifts if the p-value times
-    the number of tested groups is at most 5 %. The runs of this group are then removed, and the
-    remaining groups are tested again. A run on several instance types therefore indicates drift of
-    only one type.
+    A drift that was found earlier continues while at least half of the group's recent runs are
+    outside their intervals. The start of the drift does not change.
 
-    A drift in `before` continues, with its old start, while at least half of the group's recent
-    runs are outside their intervals.
+    scored: the result of `recent`.
+    before: {group that drifts so far: start of its drift}.
     """
     scored = scored.sort_values("measured_at", ignore_index=True)
     types = scored["cluster"].map(lambda name: sorted(set(types_of(name))))
@@ -85,12 +85,12 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Ro
 def _measures(runs: pd.DataFrame) -> Row:
     """Return the columns of raw_drift for a group of runs, with `drifting` set to False.
 
-    Four columns describe the runs outside their predicted intervals:
+    Four columns describe the runs that lie outside their predicted intervals:
 
     - `outside`: the number of these runs
-    - `since`: the time of the first of these runs
-    - `direction`: whether these runs are mostly slower or mostly faster than predicted
-    - `chance`: the probability that at least so many runs are outside their intervals without drift
+    - `since`: the time of the earliest of these runs
+    - `direction`: "slower" or "faster" than predicted, "either way" or "none" (no such runs)
+    - `chance`: the probability that at least as many runs would lie outside without drift
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]
@@ -115,12 +115,15 @@ def _measures(runs: pd.DataFrame) -> Row:
 
 
 def _chance(row: Row) -> float:
-    """Return the p-value of a test for drift; 1 if the group of runs is too small for the test."""
+    """Return the p-value of the test for drift, or 1 if the group has too few runs for the test."""
     return row["chance"] if row["runs"] >= _LEAST_RUNS else 1.0
 
 
 def drift_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence that describes a drifting row of the warehouse's mart `drift`."""
+    """Return a sentence that describes a drift.
+
+    `row` is a row of the mart `drift` whose column `drifting` is True.
+    """
     return (
         f"drift since {row['since']:%Y-%m-%d %H:%M} UTC: {row['instance_type']} in"
         f" {row['zone'] or 'unknown zone'}, {row['direction']},"

@@ -1,8 +1,8 @@
 """Decide if a new model (the challenger) replaces the model in use (the champion).
 
-New measurements should count in the next answer. Therefore, the challenger is promoted by default.
-Both models predict the same runs. The challenger is refused if its errors are larger than the
-champion's by more than noise, or if its 90 % intervals cover too few measurements.
+The challenger is promoted by default, so that new measurements influence the next answer. Both
+models predict the same runs. The challenger is refused if its errors are significantly larger than
+those of the champion. It is also refused if its 90 % intervals cover too few measurements.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def verdict(
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
-    """Apply the rule by which a new model replaces the model in use.
+    """Decide about a new model (challenger) from its predictions and those of the model in use.
 
-    The first case that applies decides about the challenger:
+    The first case that applies decides if the challenger replaces the model in use (champion):
 
     1. There is no champion: promoted.
     2. The challenger predicts step times that are not finite: refused.
@@ -76,9 +76,9 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     7. All other cases: promoted.
 
     Args:
-        challenger: rows with predictions of the challenger.
+        challenger: a row for each prediction of the challenger, with the measured step time.
         champion: predictions of the champion from `predictions_of`; None if there is no champion.
-        news: the workloads and instance types that only the challenger knows, as text.
+        news: a text with the workloads and instance types that only the challenger knows.
     """
     if champion is None:
         board = summarise(challenger)
@@ -117,8 +117,8 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 def caution(scoreboard: pd.DataFrame) -> str:
     """Return a warning about the model's errors or intervals, or "" if both are acceptable.
 
-    `scoreboard` is the result of `cross_validation.summarise`. The warning is shown with the
-    model's answers.
+    `scoreboard` is the result of `cross_validation.summarise`. If it is empty, the warning says so.
+    The warning is shown with the model's answers.
     """
     if not len(scoreboard):
         return "the model was not tested on held-out runs"
@@ -128,13 +128,13 @@ def caution(scoreboard: pd.DataFrame) -> str:
 
 
 def _mean_error(scoreboard: pd.DataFrame) -> float:
-    """Return the mean relative error of all held-out rows of all splits."""
+    """Return the mean relative error of all held-out rows, over all splits."""
     pooled = scoreboard[scoreboard["group"] == "all"]
     return float(np.average(pooled["mean_error"].to_numpy(float), weights=pooled["rows"]))
 
 
 def _coverage_short(scoreboard: pd.DataFrame) -> str:
-    """Return a warning about the splits whose intervals cover too few rows; "" if none does."""
+    """Return a warning if the 90 % intervals cover less than 80 % of a split's rows, else ""."""
     judged = scoreboard[(scoreboard["group"] == "all") & (scoreboard["rows"] >= _ENOUGH_ROWS)]
     return ", ".join(
         f"90 % intervals cover {row['coverage_90']:.1%} of {row['rows']} rows held out by"
@@ -144,15 +144,18 @@ def _coverage_short(scoreboard: pd.DataFrame) -> str:
 
 
 def _errors(scored: pd.DataFrame) -> pd.Series[float]:
-    """Return the relative error of each run, averaged over the splits in which it was held out."""
+    """Return the relative error of each run, averaged over all predictions of the run."""
     return (scored["step_s"] / scored["measured_s"] - 1).abs().groupby(scored["row"]).mean()
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
-    """Return the 95 % quantile of the mean of `gain`, and the number of setups.
+    """Return the upper limit of the mean gain of the challenger, and the number of setups.
 
-    The quantile is taken over bootstrap samples of the setups. `gain` is the error of the champion
-    minus the error of the challenger. `setup` is the label of the setup. Both are indexed by run.
+    The limit is the 95 % quantile over bootstrap samples of setups. If it is below 0, the
+    challenger is significantly worse.
+
+    gain: for each run, the error of the champion minus the error of the challenger.
+    setup: for each run, the label of its setup.
     """
     sums = gain.groupby(setup.loc[gain.index]).agg(["sum", "size"]).to_numpy(float)
     # fixed seed: equal predictions must lead to equal decisions

@@ -2,9 +2,9 @@
 
     regret = exp(loss of the choice - lowest loss of the measured setups) - 1
 
-`planner/choice_rule.py` defines the loss. The hours in the loss are computed from the measured step
-time: the number of steps times the step time, plus start-up and interruptions. A choice that misses
-its deadline or budget counts as a failure and has no regret.
+`planner/choice_rule.py` defines the loss, which depends on the hours of the whole job. The hours
+are the number of steps times the measured step time, plus start-up, checkpoints and interruptions.
+A choice that misses its deadline or budget counts as a failure and has no regret.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def judge(
     conditions: JobConditions,
     overshoot_price: float,
 ) -> list[Row]:
-    """Return a row of the table raw_ledger for each published first choice that was measured later.
+    """Return a row of the table raw_ledger for each published choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
     publication: ranked setups with their predictions. The first setup is the choice, and the others
@@ -75,7 +75,7 @@ def judge(
     counts only for the newest publication before the run.
 
     Args:
-        promises: published rows with their rank.
+        promises: rows of the mart `promises`: the published setups with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
         devices: the number of devices of each instance type, for rows without a layout.
@@ -122,9 +122,11 @@ def _outcome(
 ) -> pd.Series[Any]:
     """Return the published row of a setup, with hours, dollars and loss at its measured step time.
 
-    `runs` are the setup's runs, each joined with the published row. The measured step time is the
-    median of the runs' step times. `known` has the start-up, checkpoint and interruption models.
-    `sizes` has the checkpoint bytes of each workload.
+    The measured step time is the median over the runs of the setup.
+
+    runs: the runs of the setup, each joined with the published row.
+    known: the start-up, checkpoint and interruption models.
+    sizes: {workload: checkpoint bytes}.
     """
     (row, *_), step_s = rows_of(runs), float(runs["measured_step_s"].median())
     pools = [Pool(*(pool[name] for name in Pool._fields)) for pool in row["pools"]]
@@ -152,9 +154,10 @@ def _outcome(
 def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
-    Rivals are the alternatives that were published with the choice. The first of `outcomes` is the
-    outcome of the choice. The others are the outcomes of the measured rivals. `used` are the runs
-    from which the outcomes were computed.
+    Rivals are the alternatives that were published with the choice.
+
+    outcomes: the results of `_outcome` for the choice (first) and for the measured rivals.
+    used: the runs from which the outcomes were computed.
     """
     choice, *rivals = outcomes
     finite = [rival for rival in rivals if np.isfinite(rival["loss"])]

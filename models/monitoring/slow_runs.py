@@ -1,21 +1,21 @@
 """Find runs whose step time is above its predicted 90 % interval, and name the likely cause.
 
-    excess = measured step time - predicted step time
-    excess communication = sync_s - predicted exposed communication
-
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
     speed     the reference computation around the run was slower than usual
     machine   one machine computes longer per step than equal machines do
-    link      at least half of the excess is excess communication
+    link      at least half of the excess step time is excess communication
     input     making batches takes at least a third of the step
     compute   in all other cases: all machines compute more slowly than predicted
 
-sync_s has the measured seconds of a step in which ranks wait for communication. The reference
-computation is always the same, and runs before and after the steps. Its duration shows how fast the
-machine is. In data-parallel training, the steps of all ranks end at the same time. Step times
-therefore do not show which rank is slow.
+An excess is a measured value minus the predicted value. For communication, the values are the
+seconds of a step in which ranks wait for communication and do not compute: `sync_s` if measured,
+and `exposed_communication_s` if predicted.
+
+The reference computation is always the same, and runs before and after the steps. Its duration
+shows how fast the machine is. In data-parallel training, the steps of all ranks end at the same
+time. Step times therefore do not show which rank is slow.
 """
 
 from collections.abc import Mapping
@@ -42,16 +42,16 @@ Cause = tuple[str, str, str]  # cause, detail, instance type
 def alarms(
     runs: pd.DataFrame, predicted: pd.DataFrame, input_share: Mapping[tuple[str, str], float]
 ) -> list[dict[str, Any]]:
-    """Return a row of the table raw_alarms for each run that was slower than its 90 % interval.
+    """Return a row of the table raw_alarms for each run that is slower than its predicted interval.
 
     Args:
         runs: rows of the mart run_details, the newest first, with an additional column `slowness`:
             the seconds of the reference computation divided by its usual seconds.
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
-        input_share: the share of a step that making batches took in profiles, by workload and
-            instance type. It is not used for runs with a value of `loader_workers`: their column
-            `input_s` has the measured seconds.
+        input_share: {(workload, instance type): the share of a step that making batches took in a
+            profile}. Runs with a data loader (`loader_workers` is known) do not need it, because
+            their column `input_s` has the measured seconds.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):
@@ -130,7 +130,7 @@ def slow_from(usual_spread: float) -> float:
     """Return the slowness above which a machine is called slow.
 
     Slowness is the duration of the reference computation divided by its usual duration.
-    `usual_spread` is the usual standard deviation of the log of the duration.
+    `usual_spread` is the standard deviation of the log duration among machines of the same type.
     """
     return max(1.0 + _LEAST_APART, float(np.exp(_DEVIATIONS * np.nan_to_num(usual_spread))))
 
@@ -155,11 +155,13 @@ def slow_machines(speeds: pd.DataFrame) -> list[str]:
 
 
 def _slowest_machine(run: Row, types: tuple[str, ...]) -> tuple[int, float]:
-    """Return the node that is slowest compared with equal nodes, and how much slower it is.
+    """Return (node, excess) for the node that is slowest compared with equal nodes.
 
-    Equal nodes have the same instance type, number of devices used and batch per device. A result
+    Equal nodes have the same instance type, number of devices used and batch per device. An excess
     of 0.2 means that the node computes 20 % longer per step than the median equal node. The result
     is (0, 0.0) if the seconds of the nodes are unknown.
+
+    types: the instance type of each node.
     """
     rank_s = np.array(run["rank_compute_s"], dtype=float, ndmin=1)
     used, shares = machines_of(run["cluster"], run["layout"], run["batch_per_device"], {})

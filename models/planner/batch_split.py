@@ -1,10 +1,16 @@
 """Divide a global batch among machines and micro-steps so that unequal machines finish together.
 
-    T_i(b) = a_i + k_i b;  b_i = (tau - a_i) / k_i;  tau = (B + sum d_i a_i / k_i) / sum(d_i / k_i)
+An optimizer step consists of one or more micro-steps (accumulation steps). The cluster processes B
+samples in each micro-step.
 
-An optimizer step consists of one or more micro-steps (accumulation steps). A micro-step processes B
-samples. Machine i has d_i devices, and each device computes b_i samples in T_i(b_i) seconds. All
-machines finish after tau seconds. Every b_i is rounded to whole samples.
+- d_i: the number of devices of machine i
+- a_i, k_i: a device of machine i needs a fixed a_i seconds, and k_i seconds for each sample
+- b_i: the samples that each device of machine i gets in a micro-step
+- tau: the seconds after which all machines finish a micro-step
+
+    tau = a_i + k_i b_i, and the sum of d_i b_i is B. Therefore:
+    tau = (B + sum(d_i a_i / k_i)) / sum(d_i / k_i)
+    b_i = (tau - a_i) / k_i, rounded to whole samples
 """
 
 import math
@@ -32,9 +38,11 @@ def finish_together(
 ) -> tuple[int, ...] | None:
     """Return the samples per device of each machine, so that all machines finish together.
 
-    `lines` has the line (a, k) of each machine: a device computes b samples in a + k b seconds.
-    `devices` has the number of devices of each machine. Returns None if the devices cannot share
-    `total` samples.
+    Returns None if the devices cannot share `total` samples.
+
+    lines: the pair (a, k) of each machine: a device computes b samples in a + k b seconds.
+    total: the number of samples to share.
+    devices: the number of devices of each machine.
     """
     each = np.array([devices], dtype=np.int64)
     a, k = np.array(lines, dtype=float).T[:, None]
@@ -60,9 +68,9 @@ def split_groups(
         a, k       a device of the type computes b samples in a + k b seconds, with k > 0
         result     the samples per device, summed over the machines of the type
 
-    For three machines whose devices compute 3, 2 and 2 samples, the result is 7. The machines with
-    an additional sample come first. If `equal` is True, the caller uses equal batches only, and
-    `_even_out` is skipped. The result is 0 for all types if the devices cannot share the samples.
+    For example, a result of 7 for three machines means 3, 2 and 2 samples per device. The result is
+    0 for all types of a cluster if its devices cannot share the samples. `equal` is True if the
+    caller uses only splits with equal batches; `_even_out` is then skipped.
     """
     present = count > 0
     weight = count * devices / k
@@ -101,11 +109,13 @@ def _even_out(
     devices: IntArray,
     rows: IntArray,
 ) -> None:
-    """Change `samples`: move samples to types with more devices, while the step gets shorter.
+    """Move samples from small to large machines in `samples`, as long as this shortens the step.
 
-    If fewer samples were left than a large machine has devices, they went to small machines. Such
-    samples now move to a large machine, one for each of its devices. Only the clusters in `rows`
-    change. The other arguments are those of `split_groups`.
+    `split_groups` gives the last samples to small machines if they are too few for all devices of a
+    large machine. A move takes as many samples from small machines as a large machine has devices,
+    and gives one to each of these devices. The large machine must have a multiple of the devices of
+    a small machine. Only the clusters in `rows` change. The other arguments are those of
+    `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
         ratio, rest = np.divmod(devices[:, taker], np.maximum(devices[:, giver], 1))
@@ -155,8 +165,8 @@ class BatchSplits:
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
         obstacle: (clusters,) the reason why a cluster has no split, as a position in OBSTACLES; -1
-            if the cluster has splits. If modes have different reasons, the last in OBSTACLES
-            counts.
+            if the cluster has splits. If the reasons of the modes differ, the reason that comes
+            last in OBSTACLES counts.
     """
 
     workload: str
@@ -176,7 +186,10 @@ class BatchSplits:
 
     @property
     def device(self) -> IntArray:
-        """Return a (splits,) array: a number for the kind of device; -1 for several kinds."""
+        """Return a (splits,) array: a code for the kind of device of the cluster.
+
+        The code is -1 if the cluster has several kinds of device.
+        """
         names = sorted({one.device for one in self.types})
         code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
         first = code[:, :1]
@@ -185,8 +198,8 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
-        The arrays have two columns for each type: one for machines whose devices get an additional
-        sample, and one for all other machines.
+        Samples may not divide evenly among the machines of a type. The arrays therefore have two
+        columns for each type: machines whose devices get an additional sample, and all others.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -244,8 +257,8 @@ def splits_of(
     """Return all batch splits of each cluster in each mode of the workload.
 
     Every device gets at least one sample in a micro-step, and the samples fit in its memory. The
-    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. The
-    other divisors are tried in ascending order if no split with fewer steps fits in memory.
+    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. If the
+    batch does not fit in memory without accumulation, the smallest divisor that fits is used, too.
 
     Args:
         workload: the workload with its allowed modes.
@@ -346,10 +359,14 @@ def _largest_batches(
 ) -> IntArray:
     """Return a (powers, 2, types + 1) array: the largest batch that fits in a device's memory.
 
-    The first axis is the number of devices that share sharded state. The second axis is without and
-    with gradient accumulation. The third axis is the instance type; the last entry, for padding, is
-    always `most`. A batch is 0 if no sample fits. A batch is `most` if `most` samples fit, or if
-    memory needs are unknown.
+    The axes of the array are:
+
+    1. the number of devices that share sharded state: the powers of two in `powers`
+    2. without and with gradient accumulation
+    3. the instance type; the last entry is for padding, and is always `most`
+
+    A batch is 0 if no sample fits. It is `most` if `most` samples fit, or if memory needs are
+    unknown.
     """
     found = np.full((len(powers), 2, len(types) + 1), most)
     for row, steps, column in np.ndindex(len(powers), 2, len(types)):

@@ -40,8 +40,8 @@ class Supply:
     - `job_conditions` has the start-up, checkpoint and interruption models.
     - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
       {mode: reason}.
-    - `most_mixed` limits the number of clusters that are enumerated if there are many instance
-      types (see `compositions`). Clusters of a single type are always enumerated.
+    - `most_mixed` is the maximum number of clusters to enumerate if there are many instance types
+      (see `compositions`). All clusters of a single type are enumerated in any case.
     """
 
     offers: Sequence[Offer]
@@ -64,8 +64,10 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Some clusters cannot be launched; the method `setups` leaves them out.
+    The candidates may include clusters that cannot be launched. The method `setups` leaves them
+    out.
 
+    - `splits`: the batch splits, which say how many samples each device gets
     - `zones`: for each market and zone, the offers as {instance type: offer}
     - `conditions`: the start-up, checkpoint and interruption parameters of clusters
     - `compile_s`: (modes,) seconds of compilation before the first step
@@ -121,7 +123,7 @@ class Candidates:
         """Return the candidates with two more columns: expected `hours` and `usd` of the whole job.
 
         `step_s` has the predicted seconds per step of each batch split. `samples` is the number of
-        samples of the whole job.
+        samples to train on in the whole job.
         """
         split = self.column("split")
         steps = -(-samples // self.splits.total)
@@ -180,13 +182,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers, in their order, without offers that need not be compared.
+    """Return the offers without those that are unlikely to be in the best cluster.
 
-    A best offer has the lowest price per hour, or the lowest cost of downloads at the start, of all
-    offers of its instance type in its market. In each market, up to MOST_ZONES zones keep all their
-    offers: the zones that have the largest number of best offers. Every other zone keeps only its
-    best offers. Interruption rates are not compared, because the published rates differ too little
-    to outweigh a price.
+    A best offer is the cheapest offer of its instance type in its market, either per hour or for
+    the downloads at the start. In each market, up to MOST_ZONES zones keep all their offers: the
+    zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
+    are not compared, because the published rates differ too little to outweigh a price. The order
+    of the offers does not change.
     """
     by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
     by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))

@@ -2,19 +2,23 @@
 
 The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
-    overshoot = E[max(0, log used - log limit)]
-    loss      = infinite                                      if P(used <= limit) < p_required
-              = log objective                                 otherwise, if p_required is stated
-              = log objective + overshoot_price x overshoot   otherwise
+- `objective`: the quantity to minimise, dollars or hours
+- `used`: the quantity that has a limit, hours or dollars. It is uncertain, because step times,
+  start-up and interruptions are.
+- `p_required`: the required probability of keeping the limit
 
-- objective: the quantity to minimise, dollars or hours.
-- `used`: the quantity that has a limit, hours or dollars. Step times, start-up and interruptions
-  make `used` uncertain.
-- `p_required`: the required probability of keeping the limit. If the goal states none, the
-  probability must be at least one half.
-- `overshoot`: the expected excess over the limit, in logs.
-- `overshoot_price`: exceeding the limit by 1 % is as bad as an objective that is
-  `overshoot_price` % higher.
+If the goal states a `p_required`:
+
+    loss      = log objective                                 if P(used <= limit) >= p_required
+              = infinite                                      otherwise
+
+If the goal states no `p_required`:
+
+    overshoot = E[max(0, log used - log limit)]
+    loss      = log objective + overshoot_price x overshoot   if P(used <= limit) >= 1/2
+              = infinite                                      otherwise
+
+Exceeding the limit by 1 % is therefore as bad as an objective that is `overshoot_price` % higher.
 """
 
 from collections.abc import Mapping
@@ -38,8 +42,8 @@ _LEAST_SD, _FAR_BELOW = 1e-6, 1e3
 class Meeting(NamedTuple):
     """The probability that a setup keeps a limit, and the expected excess over the limit.
 
-    `chance` is the probability. `overshoot` is E[max(0, log(used / limit))], where `used` are the
-    setup's hours or dollars.
+    `chance` is the probability. `overshoot` is the excess E[max(0, log(used / limit))]. `used` are
+    the hours or dollars of the setup.
     """
 
     chance: FloatArray
@@ -47,18 +51,21 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the share of draws that are at most `limit`, and the mean overshoot of the draws.
+    """Return the `Meeting` if random draws of the used hours or dollars are given.
 
-    `used` is a (..., draws) array of hours or dollars. The overshoot is max(0, log(used / limit)).
+    The chance is the share of draws that are at most `limit`. The overshoot is the mean of
+    max(0, log(used / limit)) over the draws.
+
+    used: a (..., draws) array. The results have the shape (...).
     """
     return Meeting(*(np.mean(values, axis=-1) for values in known_meeting(used, limit)))
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the chance of keeping `limit`, and the overshoot, if `used` is known exactly.
+    """Return the `Meeting` if the used hours or dollars are known exactly.
 
-    `used` are hours or dollars. The chance is 0 or 1. The overshoot is max(0, log(used / limit)).
-    Both have the shape of `used`.
+    The chance of keeping `limit` is 0 or 1. The overshoot is max(0, log(used / limit)). Both have
+    the shape of `used`.
     """
     with np.errstate(divide="ignore"):
         overshoot = np.maximum(np.log(used) - np.log(limit), 0.0)
@@ -66,10 +73,13 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
-    """Return the probability that log-normal values are at most `limit`, and their overshoot.
+    """Return the `Meeting` if the used hours or dollars are log-normal.
 
-    `log_used` and `sd` are the means and standard deviations of the logs of the values. The two
-    arrays are broadcast. The overshoot is E[max(0, log(used / limit))].
+    The chance is the probability that they are at most `limit`. The overshoot is
+    E[max(0, log(used / limit))].
+
+    log_used: the mean of the log of the used hours or dollars.
+    sd: the standard deviation of the log. The two arrays are broadcast.
     """
     spread = np.maximum(sd, _LEAST_SD)
     beyond = np.maximum(np.subtract(log_used, np.log(limit)), -_FAR_BELOW)
@@ -81,10 +91,9 @@ def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
 def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the loss of each setup; the planner chooses the setup with the lowest loss.
 
-    The loss is the log of the objective, plus a penalty for exceeding the limit if
-    `goal.p_required` is None. The loss is infinite if the probability of keeping the limit is too
-    low (see `misses`). `meeting` has the probability of keeping the limit, and the expected excess
-    over the limit.
+    The loss is the log of the objective. If `goal.p_required` is None, a penalty for exceeding the
+    limit is added. The loss is infinite if the probability of keeping the limit is too low (see
+    `misses`). `meeting` has this probability, and the expected excess over the limit.
     """
     loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
@@ -93,7 +102,7 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
 def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus a penalty for its expected excess over the limit.
 
-    The excess is `meeting.overshoot`. The probability that the goal requires has no effect.
+    The excess is `meeting.overshoot`. Unlike in `losses`, `goal.p_required` has no effect.
     """
     return log_objective + goal.overshoot_price * meeting.overshoot
 
@@ -111,7 +120,8 @@ def misses(goal: Goal, chance: FloatArray) -> BoolArray:
 def row_misses(row: Mapping[str, Any]) -> bool:
     """Return True if a published row is too unlikely to keep its deadline or budget.
 
-    The probability must be at least the row's `p_required`, or one half without `p_required`.
+    The probability must be at least the row's `p_required`. If the row has none, the probability
+    must be at least one half.
     """
     chance, required = row.get("p_meets_constraint"), row.get("p_required")
     least = EVEN_ODDS if required is None else required

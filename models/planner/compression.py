@@ -1,8 +1,8 @@
 """Decide if a strategy that communicates differently from DDP is reliably faster than DDP.
 
-The planner chooses compressed gradients, tensor parallelism or parameter servers only if they are
-faster than DDP by more than the uncertainty of the prediction. A survey found that only 6 of more
-than 200 setups gain from compression [Shi et al. 2021].
+These strategies are compressed gradients, tensor parallelism and parameter servers. The planner
+chooses them only if they are faster than DDP by more than the uncertainty of the prediction. A
+survey found that only 6 of more than 200 setups gain from compression [Shi et al. 2021].
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,13 +22,13 @@ def unproven(
 ) -> BoolArray:
     """Return a (setups,) mask: True if a setup's mode must be reliably faster than DDP, but is not.
 
-    `Mode.must_be_faster` is True for compressed gradients, tensor parallelism and parameter
-    servers. Such a mode is reliably faster if the upper end of its predicted interval is below the
-    prediction for DDP. The mask is False for setups whose DDP mode (`Mode.dense`) is not in
-    `tolerated`.
+    Only some modes must be faster (`Mode.must_be_faster`): compressed gradients, tensor parallelism
+    and parameter servers. Such a mode is reliably faster if the upper end of its predicted interval
+    is below the prediction for DDP. The mask is False if DDP itself may not be chosen.
 
-    `predicted` has the model's predictions for `arrays`. `tolerated` are the modes that may be
-    chosen.
+    arrays: the setups.
+    predicted: the model's predictions for `arrays`.
+    tolerated: the modes that may be chosen.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -40,7 +40,7 @@ def unproven(
 
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
-    """Return the `modes` in which the setup's cluster can train with the setup's batches."""
+    """Return those of `modes` in which the setup's cluster can train with the setup's batches."""
     equal = len(set(setup.batch_per_device)) == 1
     return [
         mode
@@ -61,9 +61,9 @@ def compared(
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
     The text says which strategies are reliably faster than DDP, and which are not. It also has the
-    reasons in `vetoes` for strategies that may not be chosen. A strategy is compared
-    with DDP only if `Mode.must_be_faster` is True, and if the workload and the cluster support
-    both.
+    reasons in `vetoes` for strategies that may not be chosen. Only strategies that must be faster
+    (`Mode.must_be_faster`) are compared with DDP. The workload and the cluster must support both
+    the strategy and DDP.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -1,9 +1,14 @@
 """Enumerate clusters: choose the number of machines of each instance type.
 
-If there are few combinations, all are enumerated. If there are many, clusters of one type have any
-number of machines. Clusters of two or three types then have machine counts from a list (a ladder),
-such as 1, 2, 4, 8. A ladder is denser at small counts, because one more machine changes a cluster
-of 3 much more than a cluster of 48.
+If there are few combinations, all are enumerated. If there are many, the enumeration depends on the
+number of different instance types in a cluster:
+
+- A cluster of one type may have any number of machines.
+- Clusters of two or three types have machine counts from a list (a ladder), such as 1, 2, 4, 8.
+- Clusters of more types are left out.
+
+A ladder is denser at small counts, because one more machine changes a cluster of 3 much more than a
+cluster of 48.
 """
 
 import math
@@ -34,11 +39,12 @@ def compositions(
 ) -> IntArray:
     """Return a (clusters, types) array: the number of machines of each type in each cluster.
 
-    `types` is the number of instance types. Clusters have 1 to `max_hosts` machines and are sorted
-    by their number of machines. All combinations are returned if there are at most `most`. If there
-    are more, clusters have at most three types, and mixed clusters have numbers of machines from
-    LADDERS, such as 1, 2, 4 or 8. The first entry of LADDERS that gives at most `most_mixed` rows
-    is used.
+    Clusters have 1 to `max_hosts` machines and are sorted by their number of machines. If there are
+    at most `most` combinations, all are returned. If there are more, clusters have at most three
+    types. The machine counts of mixed clusters are then limited to a ladder such as 1, 2, 4, 8. The
+    first entry of LADDERS that gives at most `most_mixed` rows is used.
+
+    types: the number of instance types.
     """
     sizes = range(1, max_hosts + 1)
     if math.comb(types + max_hosts, max_hosts) - 1 <= most:
@@ -74,9 +80,9 @@ def clusters_of(
 ) -> Iterator[Cluster]:
     """Yield each cluster that can be launched, with all its machines in one market and zone.
 
-    `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string. If a
-    market and zone has more than `most` combinations of machines, some are skipped (see
-    `compositions`).
+    `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string. If
+    there are more than `most` combinations of machines in a market and zone, `compositions` skips
+    some.
     """
     for group in sold_together(offers):
         found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)
@@ -116,6 +122,6 @@ def zone_of(offer: Offer) -> Zone:
 
 
 def price_or_inf(offer: Offer) -> float:
-    """Return the total price in dollars per hour, or infinity if it is unknown."""
+    """Return the total price of the offer in dollars per hour, or infinity if it is unknown."""
     total = offer.total_usd_per_hour
     return math.inf if total is None else total

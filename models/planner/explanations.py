@@ -28,9 +28,10 @@ _LIMITS = {"usd": "budget", "hours": "deadline"}
 def amount(value: float, what: str, *, up: bool = False) -> str:
     """Format hours or dollars: `1.93 h`, `2.50 min`, `$12.50`, `$0.0123`.
 
-    `what` is the unit of `value`: "hours" or "usd". The text has at least two decimals and three
-    significant digits. If `up` is True, the amount is rounded up, so that it is enough as a
-    deadline or budget.
+    The text has at least two decimals and three significant digits.
+
+    what: the unit of `value`, "hours" or "usd".
+    up: if True, the amount is rounded up, so that it is enough as a deadline or budget.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -48,10 +49,11 @@ def winner(
 ) -> str:
     """Return a text that says why `row` was chosen and what limits its speed.
 
-    `rival` is the second-best row; None if there is none. `predicted` is the prediction of the
-    setup, with the distance to the nearest measurement. If reading the input is the bottleneck, the
-    text says what would help. `clusters` is a phrase that says how many clusters were compared and
-    left out.
+    If data loading is the bottleneck, the text says what would help.
+
+    rival: the second-best row; None if there is none.
+    predicted: the model's prediction for `row`, with the distance to the nearest measurement.
+    clusters: a phrase that says how many clusters were compared and left out.
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
@@ -115,7 +117,7 @@ def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
 
 
 def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Return a phrase with the memory that a sample needs, if it fits on no device; else ""."""
+    """Return a phrase about lack of memory if a single sample fits on no device, else ""."""
     types = {offer.instance_type for offer in supply.offers}
     needed = [
         model.memory.needs(workload.name, mode, one.name, supply.max_hosts * one.devices)

@@ -1,16 +1,18 @@
 """Check if a strategy with compressed gradients reaches about the same training loss as DDP.
 
-    allowed = dense + 0.1 (first - dense)       the strategy passes if loss <= allowed
-
-Runs record the mean loss of each group of consecutive steps, called a window. If runs have
-different numbers of windows, the additional windows of longer runs are ignored.
+A run is divided into windows of consecutive steps, and records the mean loss of each window. If
+runs have different numbers of windows, the additional windows of longer runs are ignored. These
+losses are averaged over seeds:
 
 - `first`: the mean loss of DDP in the first four windows (AVERAGED)
 - `dense`: the mean loss of DDP in the last four windows
 - `loss`: the mean loss of the strategy in the last four windows
 
-The losses are averaged over seeds. All compared runs use the same cluster, batch, precision and
-seeds.
+The strategy passes if `loss` is at most `allowed`:
+
+    allowed = dense + 0.1 (first - dense)
+
+All compared runs use the same cluster, batch, precision and seeds.
 
 A run of the strategy and a run of DDP with the same seed form a pair, because their losses are
 correlated. A Student's t test on the differences within the pairs decides if `loss` is above or
@@ -19,9 +21,9 @@ below `allowed`. There is no verdict in these cases:
 - There are fewer than four pairs (LEAST_PAIRS), or runs with fewer than eight windows
   (LEAST_WINDOWS).
 - DDP diverged.
-- The difference from `allowed` is not significant (one-sided, 95 %).
-- The mean decrease of DDP's loss is not above the range of its last losses (the largest minus the
-  smallest of all seeds).
+- The difference between `loss` and `allowed` is not significant (one-sided, 95 %).
+- DDP learns too little: the decrease `first - dense` is not above the spread of its last losses.
+  The spread is the largest minus the smallest over all seeds.
 """
 
 from collections.abc import Sequence
@@ -83,7 +85,7 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
 
 
 def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame:
-    """Return the workload's runs in `mode`, and in the DDP mode with which it is compared.
+    """Return the workload's runs in `mode` and in the DDP mode with which `mode` is compared.
 
     Runs of an earlier definition of the workload are left out.
     """
@@ -99,7 +101,7 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     Both frames have a row of losses per seed, in the same order. Returns None in these cases:
 
     - DDP diverged, or the runs are too short.
-    - The mean decrease of DDP's loss is not above the range of its last losses over all seeds.
+    - DDP learns too little, compared with the spread of its last losses over all seeds.
     - The difference between the two runs of a seed varies too much from seed to seed.
     """
     diverged = own["diverged"].astype(bool).any()
@@ -168,5 +170,5 @@ def unknown_learning(
 
 
 def _doubted(workload: Workload) -> list[Mode]:
-    """Return the modes with compressed gradients whose DDP counterpart the workload also allows."""
+    """Return the workload's modes with compressed gradients that could also be trained with DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]

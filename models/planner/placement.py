@@ -1,12 +1,13 @@
 """Choose the rank order of machines in which a step's communication is fastest.
 
 Communication is a sequence of rounds. In a round, pairs of machines send to each other at the same
-time. The seconds of a round follow from measured links:
+time. The seconds follow from measured links:
 
-    max t + sharing (sum t - max t),     t = latency + bytes x seconds per byte, for each pair
+    seconds of a pair   t = latency + bytes x seconds per byte
+    seconds of a round  max t + sharing (sum t - max t), over all pairs
 
 `sharing` is 0 if every pair has a separate link, and 1 if all pairs share one link. A local search
-swaps pairs of machines.
+swaps pairs of machines to find the fastest order.
 """
 
 from collections.abc import Sequence
@@ -30,9 +31,9 @@ _TIES = 1e-4  # weight of the tie-breaking cost in `seconds_of`
 class Links(NamedTuple):
     """Measured network links between n machines.
 
-    `latency_s` is an (n, n) array with the seconds of an empty message, `byte_s` an (n, n) array
-    with the seconds per byte. `sharing` is 0 if every pair of machines has a separate link and 1 if
-    all pairs share one link.
+    - `latency_s`: an (n, n) array with the seconds of an empty message
+    - `byte_s`: an (n, n) array with the seconds per byte
+    - `sharing`: 0 if every pair of machines has a separate link, 1 if all pairs share one link
     """
 
     latency_s: FloatArray
@@ -58,9 +59,9 @@ def ring(machines: int, size: float) -> tuple[Round, ...]:
 
 
 def halvings(machines: int, size: float) -> tuple[Round, ...]:
-    """Return the communication rounds of Adasum's recursive halving and doubling of `size` bytes.
+    """Return the communication rounds of Adasum, which uses recursive halving and doubling.
 
-    The number of machines is a power of two.
+    Adasum combines gradients of `size` bytes. The number of machines is a power of two.
     """
     rounds = []
     for distance in (1 << level for level in range(machines.bit_length() - 1)):
@@ -74,8 +75,9 @@ def seconds_of(
 ) -> FloatArray:
     """Return an (orders,) array: the total seconds of `rounds` for each rank order.
 
-    `orders` is an (orders, n) array with the machine at each of n ranks. `ties` breaks ties between
-    equally fast orders: the result includes `ties` times the summed seconds of all messages.
+    orders: an (orders, n) array with the machine at each of n ranks.
+    ties: a small weight that breaks ties between equally fast orders. The result includes `ties`
+        times the sum of the seconds of all messages.
     """
     total = np.zeros(len(orders))
     for one in rounds:
@@ -132,5 +134,5 @@ def choose(sweeps: Sequence[Links], rounds: Sequence[Round]) -> tuple[tuple[int,
 
 
 def _median(sweeps: Sequence[Links]) -> Links:
-    """Return links with the medians, over all sweeps, of each value of `Links`."""
+    """Return the median of each value in `Links` over all sweeps."""
     return Links(*(np.median(values, axis=0) for values in zip(*sweeps, strict=True)))

@@ -1,12 +1,12 @@
-"""Choose the best setups for each goal of a workload: enumerate, predict, cost, rank.
+"""Choose the best setups for each goal of a workload.
 
 Planning has three stages, each with fewer candidates:
 
-1. A fast formula estimates the step time of every candidate.
+1. All candidates are enumerated, and a fast formula estimates the step time of each.
 2. The model predicts the step times of the best 2,000 candidates (LOOKED).
 3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most DRAWN candidates, every candidate reaches the last stage.
+If there are at most 400 candidates, every candidate reaches the last stage.
 """
 
 import math
@@ -66,7 +66,8 @@ def plan(
 
     Args:
         workload: the training job with its goals and allowed modes.
-        supply: the machines on offer, with limits and with modes that may not be chosen.
+        supply: the offers of machines, the maximum size of a cluster, and the modes that may not
+            be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal. If these rows lack a kind of device, the best
@@ -120,10 +121,11 @@ def plan(
 def _complete(
     rows: list[Row], workload: Workload, supply: Supply, model: StepTimeModel, runs: pd.DataFrame
 ) -> None:
-    """Add the remaining columns to the rows of `recommend`, and replace their column `setup`.
+    """Complete the published columns of `rows`, the result of `recommend`, in place.
 
-    The columns are the number of measured runs, throughput, utilisation and memory, as far as they
-    are known. The reason gets a text about strategies that could replace DDP.
+    The added columns are the number of measured runs, throughput, utilisation and memory, as far as
+    they are known. A text about strategies that could replace DDP is added to the column `reason`.
+    The column `setup`, which is not published, is removed.
     """
     setups = [row.pop("setup") for row in rows]
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
@@ -138,10 +140,10 @@ def _complete(
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
-    """Return the workload without the modes in `vetoes`, which may not be chosen.
+    """Return the workload with only the modes that may be chosen.
 
-    Modes with Adasum, or with a strategy in UNPLANNED (such as PowerSGD), are also left out, unless
-    no other mode is left.
+    Modes in `vetoes` are left out. Modes with Adasum, or with a strategy in UNPLANNED (such as
+    PowerSGD), are also left out. If no other mode is left, they are kept.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     # It is unknown how many steps Adasum needs to converge.
@@ -150,7 +152,7 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
 
 
 def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
-    """Return the answer for a workload without candidates: a row per goal with the reason `why`."""
+    """Return the answer if there is no candidate: a row for each goal, with the reason `why`."""
     return Recommendation(
         rows=[infeasible_row(workload, goal, why, status) for goal in workload.goals]
     )
@@ -178,9 +180,11 @@ def _that_fit(
 ) -> tuple[Candidates, IntArray]:
     """Return the candidates, and the positions of the best 2,000 (LOOKED) that can be launched.
 
-    `found` has the hours and dollars that the step-time formula estimates. `supply.fits` checks if
-    a cluster can be launched. The check is slow, so only the clusters of the best candidates are
-    checked. Candidates that fail the check are dropped, and the best candidates are selected again.
+    `supply.fits` checks if a cluster can be launched. The check is slow, so only the clusters of
+    the best candidates are checked. Candidates that fail the check are dropped, and the best
+    candidates are selected again, until all of them pass.
+
+    found: all candidates, with hours and dollars that the step-time formula estimates.
     """
     checked, refused = set[int](), 0
     while True:
@@ -202,14 +206,15 @@ def _that_fit(
 def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
     """Return the positions of about `count` candidates that may be chosen or explain a choice.
 
-    All candidates with finite hours are returned if there are at most `count`. If there are more,
-    these candidates are returned:
+    If at most `count` candidates have finite hours, all of these are returned. If there are more,
+    the candidates that satisfy one of these criteria are returned:
 
-    - the candidates that are nearest to the Pareto frontier of hours and dollars
-    - for each goal, the candidates with the lowest loss, for each assumed uncertainty in _SPREADS
-    - for each goal with a limit, near misses. Their objective is better than the objective of every
-      candidate that keeps the limit. Explanations mention them.
-    - for each goal, the best candidate of each kind of device
+    - They are nearest to the Pareto frontier of hours and dollars.
+    - They have the lowest loss for a goal. The uncertainty of hours and dollars is not known yet,
+      so the loss is computed for each of the values in _SPREADS.
+    - They are near misses of a goal with a limit: they exceed the limit, but their objective is
+      better than that of every candidate that keeps it. Explanations mention them.
+    - They are the best candidate of a kind of device for a goal.
 
     Each criterion except the last takes at most two candidates with the same cluster and mode.
     """
@@ -239,9 +244,10 @@ def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return the positions of the `count` lowest finite scores, in ascending order of score.
+    """Return the positions of the `count` lowest finite scores, the lowest first.
 
-    `group` has the number of each score's group. At most two positions of a group are returned.
+    At most two positions of a group are returned. `group` has the number of the group of each
+    score.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:
@@ -252,10 +258,10 @@ def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
 
 
 def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
-    """Return a (rows,) array: how far each row is above the Pareto frontier.
+    """Return a (rows,) array: how far each row is above the Pareto frontier of hours and dollars.
 
     The distance is log(dollars of the row / dollars of the cheapest row that is at least as fast).
-    Rows on the frontier have the value 0.
+    Rows on the frontier have the distance 0. If the frontier is empty, all distances are infinite.
     """
     front = undominated(hours, usd)
     if not len(front):
@@ -265,7 +271,10 @@ def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
 
 
 def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
-    """Return the positions on the Pareto frontier of hours and dollars, sorted by hours."""
+    """Return the positions of the rows on the Pareto frontier, sorted by hours.
+
+    No other row is better than such a row in both hours and dollars.
+    """
     order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
     order = order[np.argsort(hours[order])]
     for _ in range(2):  # the first pass, sorted by hours alone, is fast and leaves few rows
@@ -276,7 +285,7 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
 
 
 def _frontier(costs: JobCosts, front: IntArray, goal: Goal) -> list[Row]:
-    """Return a row for each setup at positions `front`, which form the Pareto frontier.
+    """Return a row for each setup on the Pareto frontier. `front` has their positions in `costs`.
 
     Each row has the probability of keeping the limit of `goal`, or None if `goal` has no limit.
     """

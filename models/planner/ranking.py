@@ -3,8 +3,8 @@
     p_meets_constraint = share of joint draws in which the setup keeps the goal's limit
     p_best             = share of step-time draws in which the setup would be the best choice
 
-A joint draw has a step time, start-up, checkpoints and interruptions for every setup. For p_best,
-only step times are drawn.
+A joint draw has a step time, start-up, checkpoints and interruptions for every setup. For `p_best`,
+only the step times are drawn.
 """
 
 from typing import Any
@@ -86,14 +86,16 @@ def recommend(
     "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.
 
     If no setup is possible for a goal, the goal has a single row with the status "infeasible" or
-    "no_price". The reason in the row says what would be feasible. The additional columns `setup`
-    and `offers` have the row's setup and the offers of its machines.
+    "no_price". Its column `reason` says what would be feasible.
+
+    The rows also have two columns that are not published: `setup`, and `offers` with the offers of
+    the setup's machines.
 
     Args:
         workload: the training job with its goals.
         costs: hours and dollars of the setups to rank.
         top: the maximum number of rows per goal, without the rows of item 4.
-        clusters: a phrase about the clusters compared, for the explanation.
+        clusters: a phrase for the explanation that says how many clusters were compared.
     """
     return [row for goal in workload.goals for row in _rank(workload, goal, costs, top, clusters)]
 
@@ -148,15 +150,15 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
 
 
 def _device(cluster: Cluster) -> str:
-    """Return the names of the cluster's kinds of device, joined by `+`."""
+    """Return the name of the cluster's device, or several names joined by `+`."""
     return "+".join(sorted({offer.instance_type.device for offer in cluster.members}))
 
 
 def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
-    """Return the best setup of each group, in the order of `order`.
+    """Return the position of the best setup of each group, the best group first.
 
-    `group` has the number or name of each setup's group, such as its cluster. `order` are positions
-    of setups, the best first.
+    group: the number or name of each setup's group, such as its cluster.
+    order: the positions of the setups, sorted from best to worst.
     """
     _, firsts = np.unique(group[order], return_index=True)
     return order[np.sort(firsts)]
@@ -165,8 +167,8 @@ def best_of_each(group: NDArray[Any], order: IntArray) -> IntArray:
 def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, float]:
     """Return {position of a setup: p_best} for the setups at positions `best`.
 
-    p_best is the share of draws in which the setup has the lowest loss. Only step times are drawn.
-    A draw in which no setup keeps the limit counts for no setup.
+    `p_best` is the share of draws in which the setup has the lowest loss. Only step times are
+    drawn. Draws in which no setup keeps the limit are also counted, but no setup wins them.
     """
     meeting = known_meeting(costs.expected_by_draw[goal.used][best], goal.limit)
     loss = losses(goal, np.log(costs.expected_by_draw[goal.objective][best]), meeting)
@@ -200,9 +202,9 @@ def _question(workload: Workload, goal: Goal) -> Row:
 
 
 def summary(costs: JobCosts, at: int) -> Row:
-    """Return a row with the setup at position `at`, its offers, expected hours and dollars.
+    """Return a row with the setup at position `at`, its offers, and its expected hours and dollars.
 
-    `usd` is the exact sum of `usd_machines`, `usd_storage` and `usd_other`. `usd` and
+    The column `usd` is the exact sum of `usd_machines`, `usd_storage` and `usd_other`. `usd` and
     `usd_machines` are None if a price is unknown.
     """
     setup, hours = costs.setups[at], float(costs.expected["hours"][at])

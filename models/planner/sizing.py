@@ -2,13 +2,13 @@
 
 The rules describe strong scaling: the global batch stays the same and is shared by G units. A unit
 is a machine with a given number of devices, or one device of a machine. T(G) is the step time on G
-units. O is the overhead and P the parallel work in seconds.
+units. O is the overhead and P the parallel work in seconds, and R = O / P.
 
     efficiency   T(1) / (G T(G))
-    rule         T(G) = O + P / G; with R = O / P, the efficiency is (1 + R) / (1 + G R)
+    rule         T(G) = O + P / G; the efficiency is therefore (1 + R) / (1 + G R)
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
-    bandwidth    the exchange of gradients is hidden if the bandwidth is at least
+    bandwidth    computation hides the exchange of gradients if the bandwidth is at least
                  2 (G - 1) / G x gradient bytes, divided by the seconds from the first ready
                  gradient bucket to the end of the backward pass
     servers      the required number of parameter servers:
@@ -19,12 +19,12 @@ O and P follow from measurements of T(1) and T(m), where m is the largest measur
     O = (m T(m) - T(1)) / (m - 1),   P = T(1) - O
 
 If a global batch was not measured, its step time is the sum of k micro-steps with b samples per
-unit:
+unit. Let C be the measured step time with b samples on one unit. Let D be the measured step time
+with b samples per unit on several units. D includes the exchange of gradients, which takes place
+only in the last micro-step:
 
-    on one unit        k C              C: measured step with b samples on one unit
-    on several units   (k - 1) C + D    D: measured step with b samples per unit on these units
-
-On several units, gradients are exchanged only after the last micro-step.
+    on one unit        k C
+    on several units   (k - 1) C + D
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ GIB = 2.0**30
 
 
 class ScalingRule(NamedTuple):
-    """The rule that a step on G machines or devices takes overhead_s + parallel_s / G seconds."""
+    """The rule that a step on G machines or devices takes `overhead_s + parallel_s / G` seconds."""
 
     overhead_s: float
     parallel_s: float
 
     @classmethod
     def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
-        """Return the rule that gives `one_s` seconds on 1 unit and `step_s` on `size` units.
+        """Return the rule for a step that takes `one_s` on one unit and `step_s` on `size` units.
 
-        A unit is a machine, or a device of one machine. `size` is at least 2. `overhead_s` of the
+        A unit is a machine, or a device of one machine. `size` is at least 2. The overhead of the
         rule is limited to the range from 0 to `one_s`.
         """
         overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
@@ -113,11 +113,12 @@ class Scale(NamedTuple):
     steps: Mapping[tuple[int, float, int], float]
 
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
-        """Return {number of units: seconds of a step of `batch` samples}, as far as known.
+        """Return {number of units: seconds of a step with the global batch `batch`}.
 
-        A unit is a machine, or a device of one machine. If `micro` is None, only measured steps are
-        known. If `micro` is a number, the step consists of micro-steps of `micro` samples per unit.
-        Unmeasured seconds are then sums of measured micro-steps.
+        A unit is a machine, or a device of one machine. If `micro` is None, the result has all
+        measured steps. If `micro` is a number, the step consists of micro-steps with `micro`
+        samples per unit. The seconds of a step that was not measured are then the sum of measured
+        micro-steps.
         """
         found: dict[int, float] = {}
         for (size, own, steps), step_s in sorted(self.steps.items()):
@@ -138,11 +139,11 @@ class Scale(NamedTuple):
         return sorted({size * micro * steps for size, micro, steps in self.steps})
 
     def best_known(self, least: float, most: float) -> tuple[float, float | None] | None:
-        """Return the pair (global batch, micro batch) for which `sizes` knows the most step times.
+        """Return the pair (global batch, micro batch) for which `sizes` has the most step times.
 
         The global batch is between `least` and `most`. The micro batch is the number of samples per
-        unit in a micro-step; None means that all step times were measured. Returns None if no pair
-        has step times on one unit and on several units.
+        unit in a micro-step. It is None if only measured steps of the global batch are used.
+        Returns None if no pair has step times for both one unit and several units.
         """
         batches = [batch for batch in {least, *self.batches} if least <= batch <= most]
         micros = {None, *(micro for _, micro, _ in self.steps)}
@@ -165,9 +166,9 @@ class Scale(NamedTuple):
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
     """Return the step times of `workload` for each mode, instance type and devices per machine.
 
-    Runs on unequal machines, and in modes that need several devices, are left out. If a batch was
-    not measured on a single device, the step time on a single device comes from a profile.
-    `devices` has the number of devices of each instance type, for runs without a layout.
+    Runs on unequal machines are left out, and so are runs in modes that need several devices. If no
+    run measured a batch on a single device, its step time comes from a profile. `devices` has the
+    number of devices of each instance type, for runs without a layout.
     """
     # Step times by mode, instance type and devices_each, and by the keys of `Scale.steps`.
     measured: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -207,7 +208,7 @@ def _profiles(data: TrainingData, workload: str) -> list[Row]:
 def size_workload(
     data: TrainingData, workload: str, *, batches: tuple[float, float]
 ) -> dict[str, list[Row]]:
-    """Return the scaling rules and best batches of a workload as lists of rows.
+    """Return the scaling rules and best batches of a workload, as {name of a list: rows}.
 
     A Scale has the step times of a mode, an instance type and a number of devices used per machine.
     A size is a number of machines, or of devices of one machine. A Scale is usable if the step
@@ -257,9 +258,10 @@ def size_workload(
 def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
-    `sizes` maps numbers of units (machines or devices) to seconds per step. The predicted
-    efficiency `by_rule` comes from a ScalingRule, which is fitted to two sizes: 1, and the largest
-    of `sizes` below the row's size. `by_rule` is None if these two sizes are equal.
+    `sizes` maps numbers of units (machines or devices) to seconds per step. The column `by_rule` is
+    the efficiency that a ScalingRule predicts for the size of the row. The rule is fitted to two
+    smaller sizes: 1, and the largest size below the row's. `by_rule` is None if there are no two
+    smaller sizes.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -273,10 +275,12 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
 
 def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
-    """Return the scaling rule, and the largest sizes that reach the EFFICIENCIES.
+    """Return the scaling rule, and the largest size that reaches each of the EFFICIENCIES.
 
-    `sizes` maps numbers of machines or devices to seconds per step. The largest sizes are at most
-    `limit`; 0 means no limit.
+    A size is a number of machines or devices.
+
+    sizes: {size: seconds per step}.
+    limit: the maximum of the largest sizes; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])
@@ -295,15 +299,15 @@ def _hiding(
 ) -> Row:
     """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    `needed_gbps` is the minimum bandwidth that hides the exchange; None if no time is left for it.
-    `servers` is the number of parameter servers needed; None if the machine's bandwidth is unknown.
-    The numbers are for the largest cluster in `sizes`.
+    The numbers are for the largest cluster in `sizes`. The column `needed_gbps` is the minimum
+    bandwidth that hides the exchange. It is None if there is no time to hide it. The column
+    `servers` is the required number of parameter servers. It is None if the bandwidth is unknown.
 
     Args:
         sizes: {number of machines: seconds per step}.
         devices_each: the number of devices used on each machine.
         gradient_bytes: bytes of all gradients.
-        machine: the facts of the clusters' instance type.
+        machine: the instance type of the clusters.
         backward: the share of the compute seconds during which gradients can be sent.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
@@ -325,9 +329,10 @@ def _hiding(
 
 
 def _best_batch(scale: Scale, machine: Machine, profiles: list[Row]) -> list[Row]:
-    """Return a list with one row: the measured batch with the most samples per second on a device.
+    """Return a row about the best measured batch of a single device, as a list.
 
-    The batch fits in the memory of the device. The list is empty if no measured batch fits.
+    The best batch fits in the memory of the device and has the most samples per second. The list is
+    empty if no measured batch fits.
     """
     # If the peak memory of a batch is unknown, the batch fits, because it ran on this device.
     known = (row for row in profiles if pd.notna(row["peak_bytes"]))

@@ -1,7 +1,7 @@
-"""Estimate the bytes that each strategy sends and holds. Measured runs correct the estimates.
+"""Estimate the bytes that each strategy sends, and the bytes that a device holds for the exchange.
 
-There are M machines with n devices each, and P ranks in total. The gradients have d values of 4
-bytes.
+Measured runs correct the estimates. There are M machines with n devices each, and P ranks in total.
+The gradients have d values of 4 bytes.
 
     mstopk     A device selects the fraction p of its d / n values. It sends (M - 1) 8 p d / n bytes
                to other machines [Shi et al. 2021].
@@ -12,9 +12,9 @@ bytes.
     adasum     Each of P = 2^m ranks sends 2 (P - 1) / P 4 d bytes. The ranks of one machine halve
                vectors first, so that a machine sends 2 (M - 1) / M 4 d bytes to other machines. Dot
                products are neglected [D].
-    servers    Each of S servers, at most one per machine, receives (P - n) / S times 4 d bytes from
-               other machines. Then it sends as much back. No machine sends or receives more in
-               either phase [D].
+    servers    There are S parameter servers, at most one per machine. Each receives (P - n) / S
+               times 4 d bytes from other machines. Then it sends as much back. No machine sends or
+               receives more in either phase [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
 The samples of all ranks together have S rows. The inputs of the layer have |X| = S K elements, its
@@ -28,9 +28,9 @@ for the layer:
     tensor-1d                2 (P - 1) / P |X| for the first layer of a pair and 2 (P - 1) / P |Y|
                              for the second, forward and backward together [Shoeybi et al. 2019]
 
-Ranks are numbered row by row of the grid. Only exchanges with ranks on other machines use the
-network. Exchanges for biases and LayerNorms are neglected. Some consecutive layers are split as a
-group. Exchanges before and after such a group are neglected, too [D].
+Ranks are numbered along the rows of the grid, one row after another. Only exchanges with ranks on
+other machines use the network. Exchanges for biases and LayerNorms are neglected. Some consecutive
+layers are split as a group. Exchanges before and after such a group are neglected, too [D].
 
 [D] marks numbers that were derived for Srift and are in no paper.
 """
@@ -66,20 +66,20 @@ _SELECTION_S_GPU, _SELECTION_S_CORE = 0.3e-9, 12e-9
 
 
 class Communication(NamedTuple):
-    """How the communication of a strategy differs from DDP's.
+    """How the communication of a strategy differs from the communication of DDP.
 
     Attributes:
         sent: bytes sent on all links, divided by the bytes that DDP sends. The all-reduce of DDP
             sends each gradient twice.
-        on_gloo: a further factor on the bytes sent if the backend is gloo. Gloo has no
+        on_gloo: the bytes sent are multiplied by this factor if the backend is gloo. Gloo has no
             reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
         held: bytes that a device holds for the exchange, divided by its gradient bytes. All
             strategies hold buckets. Some also hold residuals, values received from another rank, or
             the weights before the step [D].
         waits: True if the backward pass waits while a bucket is exchanged. Compression needs the
             device for the exchange. In tensor parallelism, the next layer needs the result.
-        passes: the number of times that compression or Adasum reads all gradient values, divided by
-            20, the approximate number for the strategy ddp-mstopk [D].
+        passes: how often compression or Adasum reads all gradient values, relative to the strategy
+            ddp-mstopk. This strategy reads them about 20 times [D].
     """
 
     sent: float = 1.0
@@ -113,10 +113,10 @@ COMMUNICATION = {
 class Volumes(NamedTuple):
     """The numbers of elements in the layers that tensor parallelism splits.
 
-    - `weights`: the number of weights of all these layers
-    - `inputs`: the number of inputs of all these layers for one sample
-    - `pairs`: inputs of the first layer + outputs of the second layer for one sample, summed over
-      the pairs in which tensor-1d splits layers
+    - `weights`: the weights of all these layers
+    - `inputs`: the inputs of all these layers for one sample
+    - `pairs`: tensor-1d splits layers in pairs. A pair counts with the inputs of its first layer
+      plus the outputs of its second layer, for one sample.
     """
 
     weights: float = 0.0
@@ -129,7 +129,7 @@ class Volumes(NamedTuple):
 
 
 def seconds_per_value(machine: Machine) -> float:
-    """Return the seconds of compression per gradient value, spent on selecting what to send."""
+    """Return the seconds per gradient value that ddp-mstopk needs to select the values to send."""
     return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
 
 
@@ -141,8 +141,8 @@ def selection_seconds(
     Args:
         strategy: the strategy of all rows.
         sent_bytes: (rows,) gradient bytes times `Communication.sent` of the strategy.
-        devices: (rows,) number of devices of the machine with the most devices. They share the
-            selection in ddp-mstopk.
+        devices: (rows,) number of devices of the largest machine. In ddp-mstopk, the devices of a
+            machine share the work.
         per_value: (rows,) results of `seconds_per_value`.
     """
     known = COMMUNICATION[strategy]
@@ -153,7 +153,7 @@ def selection_seconds(
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
     """Return a (rows,) array: bytes that a machine sends to others, relative to a ring all-reduce.
 
-    In a ring all-reduce of G bytes over n ranks, a machine sends 2 (n - 1) / n G bytes.
+    In a ring all-reduce of G bytes over n ranks, a machine sends 2 (n - 1) / n x G bytes to others.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -179,8 +179,8 @@ def tensor_bytes(
     """Return a (rows,) array: the bytes that a machine sends in a step of tensor parallelism.
 
     Gradients of layers that are not split are sent as in DDP. The strategies tensor-2d and
-    tensor-2.5d use the matrix multiplication SUMMA. The result is NaN if the number of ranks cannot
-    form the strategy's grid.
+    tensor-2.5d multiply matrices with the algorithm SUMMA. The result is NaN if the ranks cannot
+    form the grid that the strategy needs.
 
     Args:
         strategy: a tensor-parallel strategy.
@@ -210,10 +210,11 @@ def tensor_bytes(
 
 
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
-    """Return the fraction of a rank's peers in a group that are on other machines.
+    """Return the fraction of the other ranks in a rank's group that are on other machines.
 
-    A group has `peers` ranks, whose numbers increase in steps of `apart`. A machine has `devices`
-    ranks with consecutive numbers.
+    peers: number of ranks in the group.
+    apart: difference between the numbers of neighbouring ranks in the group.
+    devices: number of ranks on a machine. Their numbers are consecutive.
     """
     beside = np.minimum(np.maximum(devices // apart, 1), peers)
     return (peers - beside) / np.maximum(peers - 1, 1)

@@ -5,11 +5,11 @@ computation is always the same, so its duration (the reference seconds) shows ho
 is. If most runs have reference seconds, all measured seconds are corrected to nominal speed:
 
     nominal seconds = seconds / slowness^beta
-    slowness        = geometric mean of reference / usual over the machines of a run
+    slowness        = geometric mean of (reference seconds / usual) over the machines of a run
     beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
     reliability     = 1 - noise^2 / variance
 
-- `usual`: the median reference seconds of the instance type in the warehouse
+- `usual`: the median reference seconds of the machine's instance type in the warehouse
 - `variance`: the variance of log slowness over all runs
 - `noise`: the standard error of the log slowness of a run. It is estimated from the spread of the
   reference seconds over the blocks (repetitions) of the reference computation.
@@ -87,9 +87,10 @@ def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
-    Both columns have seconds of the reference computation, which every machine runs around each
-    measurement. A value is a number, or a sequence with a number for each machine. For several
-    machines, the result is the geometric mean of their ratios.
+    Every machine runs a reference computation around each measurement. `reference_s` has its
+    seconds, and `usual_reference_s` the usual seconds on the same instance type. A value is a
+    number, or a sequence with a number for each machine. For several machines, the result is the
+    geometric mean of their ratios.
     """
     names = ("reference_s", "usual_reference_s")
     pairs = zip(*(column(measured, name, np.nan) for name in names), strict=True)
@@ -99,10 +100,9 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The seconds of the reference computation show the speed of each machine. The runs get a column
-    `speed_sd`: the standard deviation of log seconds due to changes of the speed. The data is
-    returned unchanged if it was corrected before, or if at most half of the runs have seconds of
-    the reference computation.
+    The docstring of the module describes the correction. The runs get a column `speed_sd`: how much
+    log seconds vary because the speed of machines varies (standard deviation). The data is returned
+    unchanged if it was corrected before, or if at most half of the runs have reference seconds.
     """
     if "speed_sd" in data.runs:
         return data
@@ -130,9 +130,10 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
 def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> float:
     """Return beta, the slope of log step seconds with respect to the log slowness of the machines.
 
-    The slope is fitted to repeated runs of the same setups and shrunk towards `reliability`, the
-    fraction of the variance of `slow` that is not noise. `slow` is a (runs,) array: the log of
-    `slowness` in each run.
+    The slope is fitted to repeated runs of the same setups, and shrunk towards `reliability`.
+
+    slow: (runs,) log of the `slowness` of each run.
+    reliability: the fraction of the variance of `slow` that is not noise.
     """
     step = numbers(runs, "step_s")
     setup = pd.DataFrame({name: column(runs, name, "").astype(str) for name in _SETUP})
@@ -171,12 +172,12 @@ def one_provider(data: TrainingData) -> str:
 
 
 def _modes(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return {name: values} of the columns of the mode, with defaults for missing values."""
+    """Return {column: values} for precision, strategy and switches, with defaults where missing."""
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return a frame with a row for each distinct setup in the valid runs `runs`.
+    """Pool the runs of each setup into one row. All `runs` must be valid (`valid_runs`).
 
     The frame has the columns of a setup and these:
 
@@ -219,7 +220,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
 
 
 def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
-    """Return medians of profiles, with a row for each workload, mode, instance type and batch.
+    """Pool profiles by their medians, with a row for each workload, mode, instance type and batch.
 
     The other columns are:
 
@@ -241,13 +242,13 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
 def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the seconds of one device for a forward and a backward pass.
 
-    The rows have two sources:
+    The rows come from two sources:
 
-    - all rows of `profiles`, the result of `profile_rows`
-    - the multi-device setups in `setups` (the result of `pooled`) with equal machines, equal
-      batches and a known sync_s. The seconds are step_s - sync_s, averaged over all setups with the
-      same instance type and batch per device. Batches that were measured on a single device of the
-      same kind are left out.
+    - All rows of `profiles`, the result of `profile_rows`, are used.
+    - Multi-device setups in `setups`, the result of `pooled`, are used if their machines and
+      batches are equal and sync_s is known. The seconds are step_s - sync_s, averaged over all
+      setups with the same instance type and batch per device. A batch is left out if it was
+      measured on a single device of the same kind.
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -282,9 +283,12 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 
 
 def facts_of(rows: pd.DataFrame) -> dict[str, WorkloadFacts]:
-    """Return {workload: its facts} for workloads with at least one known fact.
+    """Read facts of workloads from the columns of `rows`, as {workload: its facts}.
 
-    rows: runs or workloads. Of several numbers for a fact, the last counts.
+    Workloads without a known fact are left out. If the rows of a workload differ in a fact, the
+    last row counts.
+
+    rows: rows of runs or of workloads.
     """
     shape = ["parameters", "layers", "hidden", "sequence"]
     columns = [*shape, "gradient_bytes", "checkpoint_bytes", "flops_per_sample"]
@@ -307,10 +311,11 @@ def facts_of(rows: pd.DataFrame) -> dict[str, WorkloadFacts]:
 
 
 def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
-    """Return {workload: its facts} for workloads with at least one known fact.
+    """Collect the facts of workloads from all measurements, as {workload: its facts}.
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
-    from the profile. The other facts come from `data.workloads`, or else from `data.runs`.
+    from the profile. Other facts come from `data.workloads` if known there, else from `data.runs`.
+    Workloads without a known fact are left out.
     """
     found = facts_of(pd.concat([data.runs, data.workloads]))
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():

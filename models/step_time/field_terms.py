@@ -20,9 +20,11 @@ def field_terms(
     """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
 
     An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
-    FLOPs that the devices could do in the same time at the peak rates of their data sheets.
-    `memory_gib` and `memory_available_gib` are the needed and the whole device memory of the rank
-    with the least free memory.
+    maximum FLOPs of the devices in the same time. The maximum follows from the peak rates in their
+    data sheets.
+
+    `memory_gib` is the device memory that the rank with the least free memory needs.
+    `memory_available_gib` is the total memory of this rank's device.
     """
     machines = [facts.machines[name] for name in arrays.names]
     gib = arrays.by_type([each.device_memory_gib or math.nan for each in machines], math.inf)

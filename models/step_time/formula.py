@@ -1,19 +1,21 @@
 """Compute the seconds of one optimizer step in closed form, from parameters with priors.
 
+A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
+machines. k is the number of devices that a machine uses; in C, k is the maximum over all machines.
+G is the bytes of all gradients.
+
     step = s t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer
     t    = max(T1(b) [1 + sigma h (T1(b) / T1(b0))^eta], H),     h = ((k - 1)/3)^q
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
            + alpha m (1 + G / 25 MB)
 
-A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
-machines. k is the number of devices that a machine uses; in C, k is the maximum over all machines.
-G is the bytes of all gradients. The other symbols without an explanation below (p, sigma, eta, u,
-beta, u', c, alpha) are learned parameters; see PARAMETERS.
+Both maxima are smooth. p, sigma, eta, u, beta, u', c and alpha are learned parameters; see
+PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- t: the k devices of a machine slow each other down. q is between 1 and 2, because shared resources
-  cost nothing until they run short [D].
+- h: the k devices of a machine slow each other down. q is learned, and is between 1 and 2, because
+  shared resources cost nothing until they run short [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
@@ -24,10 +26,10 @@ beta, u', c, alpha) are learned parameters; see PARAMETERS.
 - L: the seconds to exchange the last bucket, during which nothing is computed. L equals C if the
   backward pass waits for the exchange.
 
-Both maxima are smooth. If every micro-step exchanges gradients, the terms with f, C and L count
-once per micro-step. If gradient buckets were profiled, f and the size of the last bucket are moved
-to the profile. On hosts with less than one core and no accelerator, alpha is divided by the number
-of cores. All values are arrays with an entry per setup. [D] marks relations that were derived for
+If every micro-step exchanges gradients, the terms with f, C and L count once per micro-step. If
+gradient buckets were profiled, the profile replaces the prior means of f and of the size of the
+last bucket. On hosts with less than one core and no accelerator, alpha is divided by the number of
+cores. All values are arrays with an entry per setup. [D] marks relations that were derived for
 Srift and are in no paper.
 """
 
@@ -78,8 +80,8 @@ MEAN = np.array([one.mean for one in PARAMETERS.values()])
 class Line:
     """The inputs of the formula, with a row per setup.
 
-    Arrays marked (rows, members) have a column per member of the setup. A member is one machine, or
-    `count` equal machines. All other arrays have the shape (rows,).
+    Arrays whose comment says (rows, members) have a column per member of the setup. A member is one
+    machine, or `count` equal machines. All other arrays have the shape (rows,).
     """
 
     alone_s: FloatArray  # (rows, members) T1(b); 0 for padding
@@ -114,7 +116,8 @@ class Times:
     - `compute_s`: the compute time of the slowest rank
     - `mean_compute_s`: the mean compute time of all ranks
     - `communication_s`: the time of all exchanges, including those that run during compute
-    - `slowest`: the column in the arrays of Line of the member with the slowest rank
+    - `slowest`: the column of the slowest member in the (rows, members) arrays of `Line`. A member
+      is one machine, or several equal machines.
     """
 
     step_s: FloatArray
@@ -134,9 +137,10 @@ def known_overlap(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the fields `hidden` and `last_bucket` of a Line from the results of a profile.
 
-    `hidden_part` is the fraction of a one-device step during which exchanges can run.
-    `last_bucket_bytes` is the size of the bucket that is ready last. NaN (unknown) becomes 0, which
-    stands for the mean of the prior.
+    Both fields are differences from the prior mean. An unknown argument (NaN) gives 0.
+
+    hidden_part: fraction of a one-device step during which exchanges can run.
+    last_bucket_bytes: size of the gradient bucket that is ready last.
     """
     hidden = logit(np.clip(hidden_part, 0.02, 0.98)) - PARAMETERS["logit_hidden"].mean
     last = np.log(np.maximum(last_bucket_bytes, 1.0) / BUCKET) - PARAMETERS["log_last"].mean
@@ -164,10 +168,10 @@ def step_times(line: Line, values: FloatArray) -> Times:
 
 
 def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return two arrays of derivatives of log step seconds, as finite differences.
+    """Return two arrays of derivatives of log step seconds, computed as finite differences.
 
-    - (rows, parameters): the derivatives with respect to each parameter.
-    - (rows,): the derivative with respect to the log of the one-device seconds of all machines.
+    1. (rows, parameters) derivatives with respect to each parameter
+    2. (rows,) derivatives with respect to log T1, if T1 of all machines changes together
 
     Args:
         line: the inputs of the formula.
@@ -185,7 +189,7 @@ def slopes(line: Line, values: FloatArray, log_step: FloatArray) -> tuple[FloatA
 
 
 def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
-    """Return a (rows, members) array: the compute seconds of a micro-step, t in the equations.
+    """Return a (rows, members) array: the compute seconds t of a micro-step.
 
     `value` has a (rows,) array for each parameter name.
     """
@@ -219,7 +223,7 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return two (rows,) arrays: the seconds to exchange all gradients (C) and the last bucket (L).
+    """Return C and L, the seconds to exchange all gradients and the last bucket, as (rows,) arrays.
 
     Both include the seconds of compression or of Adasum. If the backward pass waits for the
     exchange, the last bucket has all gradients.

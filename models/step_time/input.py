@@ -1,21 +1,25 @@
 """Compute the seconds that data loading adds to a step.
 
-A profile gives, for one sample, l seconds of CPU time and v seconds of waiting for storage.
+A profile measures l and v: the seconds of CPU time to load one sample, and the seconds of waiting
+for storage.
 
 - r: the seconds of a step without loading. rho: the fraction of r spent on compute.
 - s: the number of micro-steps of a step. b: the samples per device in a micro-step.
 - k: the number of devices of a machine. W: the number of loader workers for each device.
 - C: the number of CPU cores of a machine, which can be below 1.
 
+`workers` are the seconds in which the workers of a device load the samples of a step. `machine` are
+the seconds of CPU time for all samples of a machine, divided by its cores:
+
+    workers  = s b (l / min(C, 1) + v) / W
+    machine  = s b k l / C
+
 The slowest machine of a setup determines the seconds of a step:
 
-    W = 0       step = r + s b (l / min(C, 1) + v)
-    W > 0       workers  = s b (l / min(C, 1) + v) / W
-                machine  = s b k l / C
-      with accelerators
-                step = max(r, workers, machine)
-      if the CPU is the device
-                step = max(r + min(machine, w rho r), rho r + machine, workers)
+    without workers (W = 0)              step = r + s b (l / min(C, 1) + v)
+    with workers and accelerators        step = max(r, workers, machine)
+    with workers, the CPU is the device  step = max(r + min(machine, w rho r), rho r + machine,
+                                                    workers)
 
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
@@ -60,7 +64,7 @@ _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; relative rounding error o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The data loading of setups: each field is a (rows,) array with an entry per setup.
+    """The seconds that data loading takes in each setup. Each field is a (rows,) array.
 
     All seconds are 0 if the workload has no data loader.
 
@@ -68,15 +72,15 @@ class Wait:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
         supply_s: the seconds in which the workers load the samples of a step; 0 if the loader has
-            no workers. A step takes at least these seconds. With accelerators, the CPU cores can
-            also be the limit.
-        beside_s: if the CPU is the device, the seconds in which its cores load the samples of a
-            step (`machine` in the docstring of the module); else 0.
-        crowd: if the CPU is the device, the maximum delay by loading per second of compute (w in
-            the docstring of the module); else 0.
+            no workers. A step takes at least these seconds. With accelerators, the number of CPU
+            cores may be the limit instead of the number of workers.
+        beside_s: the seconds in which all CPU cores of a machine load its samples of a step. Not 0
+            only if the loader has workers and the CPU is also the device.
+        crowd: the maximum delay of each second of compute by loading, in seconds. Not 0 only if the
+            loader has workers and the CPU is also the device.
         log_sd: the standard deviation of the log of loading seconds.
-        by_workers: True if more loader workers would shorten a step that waits for batches; False
-            if more CPU cores would.
+        by_workers: what would shorten a step that waits for batches: more loader workers (True) or
+            more CPU cores (False).
     """
 
     workload: IntArray
@@ -95,7 +99,7 @@ class Wait:
         Args:
             rest_s: (rows,) step seconds without loading.
             part: (rows,) fraction of `rest_s` that is compute.
-            factor: multiplies all loading seconds.
+            factor: a factor on all loading seconds.
         """
         compute_s = part * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
@@ -104,10 +108,10 @@ class Wait:
         return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
     def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two (rows,) arrays: derivatives of log step seconds.
+        """Return two (rows,) arrays: derivatives of log step seconds including loading.
 
-        The first derivative is with respect to log `rest_s`, the second with respect to the log of
-        the loading seconds.
+        The first is the derivative with respect to log `rest_s`. The second is the derivative with
+        respect to the log of the loading seconds.
 
         Args:
             rest_s: (rows,) step seconds without loading.
@@ -146,9 +150,10 @@ class Wait:
         )
 
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
-        """Return, for each row, what would shorten its wait for batches.
+        """Return what would shorten the wait for batches, as a text for each row.
 
-        A text is "loader workers" or "processors" (CPU cores), or "" if the step does not wait.
+        A text is "loader workers", "processors" (CPU cores), or "" if the step does not wait. The
+        arguments are those of `step_s`.
         """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
@@ -176,8 +181,8 @@ class Loaders:
         """Return three numbers about the loading of a sample on the instance type `name`.
 
         The numbers are the seconds of CPU time, the seconds of waiting for storage, and the
-        standard deviation of the log of these seconds. If the workload was not profiled on this
-        type, the numbers are medians of profiles on other types.
+        standard deviation of the log of their sum. If the workload was not profiled on this type,
+        the seconds are medians of profiles on other types.
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
@@ -187,7 +192,7 @@ class Loaders:
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
 
     def wait(self, setups: SetupArrays, machines: Mapping[str, Machine]) -> Wait:
-        """Return the data loading of `setups`."""
+        """Return the seconds that data loading takes in each of `setups`."""
 
         def costs(workload: str, name: str) -> tuple[float, ...]:
             if workload not in self.workers:
@@ -275,7 +280,7 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs without the seconds of loading in `step_s`, and the field `Loaders.off`."""
+    """Return the runs without loading seconds in `step_s`, and the values of `Loaders.off`."""
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     setups = read_setups(own, {name: one.devices for name, one in machines.items()})

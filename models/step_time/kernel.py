@@ -1,8 +1,8 @@
 """Define the covariance functions and the Gaussian processes of log step seconds.
 
-theta are the parameters of the step-time formula (formula.py). T1 is the seconds that one device
-needs for a forward and a backward pass (one_device.py). A spread is a standard deviation in a
-covariance function. Spreads are hyperparameters, which learning.py learns.
+theta are the parameters of the step-time formula (formula.py). T1 is the time in seconds that one
+device needs for a forward and a backward pass (one_device.py). A spread is a standard deviation in
+a covariance function. Spreads are hyperparameters, which learning.py learns.
 """
 
 from collections.abc import Iterator
@@ -33,11 +33,11 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return the prior standard deviation of each linear term between groups of rows.
+    """Return how much each linear term differs between groups of rows (prior standard deviation).
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). `level` is a field of `Parameter`: "kind" groups rows by kind of device.
-    Terms that are not in `names` get 0.
+    device (one_device.py). `level` is a field of `Parameter` and says how rows are grouped: "kind"
+    groups them by kind of device. Terms that are not in `names` get 0.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -117,11 +117,12 @@ def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
 
 
 def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | None, FloatArray]]:
-    """Yield the terms of the covariance of the rows of `X` and `Y`, as pairs (name, array).
+    """Yield the terms that add up to the covariance of the rows of `X` with the rows of `Y`.
 
-    Each array has the shape (X rows, Y rows). The caller multiplies the array by the learned
-    variance of the name, or by 1 if the name is None. Without `Y`, the terms are for `X` and
-    itself, with a term for the noise of single-device rows.
+    Each term is a pair (name, array). The array has the shape (X rows, Y rows). The caller
+    multiplies it by the learned variance of the name, or by 1 if the name is None. If `Y` is None,
+    the covariance is that of the rows of `X` with each other, including the noise of single-device
+    rows.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -172,7 +173,7 @@ class StepCovariance:
 
     @property
     def variances(self) -> dict[str | None, float]:
-        """Return {name of a term: its learned variance}; 1 for None, the terms without a name."""
+        """Return {name of a term: its learned variance}. Terms without a name have the key None."""
         squares = np.exp(2 * self.log_spreads).tolist()
         return {None: 1.0, **dict(zip(SPREADS, squares, strict=True))}
 
@@ -181,8 +182,9 @@ class StepCovariance:
 class ResidualCovariance:
     """The covariance function of the residuals of a workload in one mode on one kind of device.
 
-    The inputs are rows of `Rows.features`. `broad` and `narrow` are the standard deviations of a
-    component with long length scales and of a component with short length scales.
+    The inputs are rows of `Rows.features`. The residual is the sum of two components. `broad` is
+    the standard deviation of the component with long length scales. `narrow` is the standard
+    deviation of the component with short length scales.
     """
 
     broad: float
@@ -196,7 +198,10 @@ class ResidualCovariance:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """A Gaussian process conditioned on measured `values` at `inputs`, with noise variances."""
+    """A Gaussian process conditioned on measured `values` at `inputs`.
+
+    `noise` has the noise variance of each value.
+    """
 
     covariance: StepCovariance | ResidualCovariance
     inputs: FloatArray
@@ -228,9 +233,9 @@ class GaussianProcess:
         return self.covariance(X, self.inputs) @ self.weights
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the posterior mean at `X` and the variances.
+        """Return the posterior means and variances at the rows of `X`.
 
-        If `joint`, the second result is the covariance matrix instead of the variances.
+        If `joint` is True, the second result is the covariance matrix instead of the variances.
         """
         cross = self.covariance(X, self.inputs)
         white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
@@ -242,12 +247,12 @@ class GaussianProcess:
 
 
 class StepProcess(GaussianProcess):
-    """The Gaussian process of log step seconds, with a linearised formula (see regressor.py)."""
+    """The Gaussian process of log step seconds, given the linearised formula (see regressor.py)."""
 
     covariance: StepCovariance
 
     def deviations(self, X: FloatArray) -> FloatArray:
-        """Return a (rows, linear terms) array: posterior mean deviations from the prior means.
+        """Return a (rows, linear terms) array: posterior mean minus prior mean of each term.
 
         A linear term is a parameter of the formula, or an effect on the log seconds of one device.
         The deviation of a row is the sum of the deviations of its groups, such as its kind of
@@ -262,10 +267,10 @@ class StepProcess(GaussianProcess):
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Return the inputs of each measured point, and the sum of the `weights` of its rows.
+        """Return the kernel inputs of each measured point, and the summed `weights` of its rows.
 
-        A point is a workload in a mode, on a kind of device, with a batch. Several rows may have
-        the same point, on clusters of different sizes.
+        A point is a workload in a mode, on a kind of device, with a batch. Several rows have the
+        same point if they differ only in the size of the cluster.
         """
         columns = [COLUMN[name] for name in ("workload", "cell", "octave", "transformer")]
         columns += range(COLUMN["shape"].start, COLUMN["shape"].stop)
@@ -282,8 +287,9 @@ class StepProcess(GaussianProcess):
     def curves(self, X: FloatArray) -> FloatArray:
         """Return a (points,) array: the posterior mean of the curves in log T1.
 
-        T1 is the seconds of one device. The curves are smooth functions of the batch and of the
-        shape of a transformer. `X` is the result of `point_inputs`.
+        T1 is the time that one device needs for a forward and a backward pass. The curves are
+        smooth functions of the batch and of the shape of a transformer. They are added to the
+        linear terms. `X` is the result of `point_inputs`.
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()
@@ -310,7 +316,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: kernel inputs for the log one-device seconds."""
+    """Return a (points, WIDTH) array: the kernel inputs that predict log one-device seconds."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
@@ -322,7 +328,7 @@ def point_inputs(points: Points) -> FloatArray:
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
-    The caller multiplies the noise variances by these factors, fits again, and repeats. Normal
+    The caller multiplies the noise variances by these factors and fits again, several times. Normal
     noise then approximates noise with Student's t distribution.
 
     process: the current fit.

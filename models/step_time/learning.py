@@ -1,6 +1,7 @@
-"""Learn the spreads (standard deviations) of the Gaussian processes with scikit-learn.
+"""Learn the standard deviations (spreads) in the Gaussian processes, with scikit-learn.
 
-The spreads maximise the marginal likelihood times a normal prior on their logs.
+The logs of the spreads have a normal prior. The learned spreads maximise the marginal likelihood
+times this prior.
 """
 
 from typing import Any
@@ -82,11 +83,13 @@ def learn_spreads(
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
     A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
-    multi-device rows. Each kind that has only small cells gets the result for small cells.
+    multi-device rows. The result for the small cells is used for each kind of device that has only
+    small cells.
 
     residual: (rows,) log measured seconds minus log computed seconds.
-    noise_factor: (rows,) factors on the noise variance, from outliers and repeated runs.
-    growth: upper limit of the change of a log variance from its initial value.
+    noise_factor: (rows,) factors on the noise variance: above 1 for outliers, below 1 for rows that
+        pool several runs.
+    growth: maximum increase of a log variance over its initial value.
     """
     several = np.flatnonzero(rows.ranks > 1)
     index, count = np.unique(rows.cell[several], return_inverse=True, return_counts=True)[1:]

@@ -62,9 +62,12 @@ class Machine:
 def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[str, Machine]:
     """Return {name: Machine} for the rows of `instance_types` and for the measured types `seen`.
 
-    Medians of the measured types replace unknown values. An unknown speed is taken from another row
-    with the same device, if there is one. For machines with NVLink, an unknown rate of the network
-    is a third of NVLink's rate.
+    Unknown values are replaced:
+
+    - An unknown speed is taken from another row with the same device, if there is one.
+    - An unknown network rate of a machine with NVLink is a third of NVLink's rate.
+    - Other unknown speeds, network rates and numbers of cores are medians of the measured types.
+    - An unknown number of devices becomes 1. An unknown device memory becomes 0.
     """
     types = instance_types.reindex(columns=["name", "device", *_FACTS]).set_index("name")
     types = types.reindex(types.index.union(list(seen), sort=False))
@@ -100,10 +103,10 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
 
 
 def device_kind(name: str, machine: Machine) -> str:
-    """Return the kind of device: the name of the accelerator, or else the instance type `name`.
+    """Return the kind of device: the name of the accelerator, or `name` if there is none.
 
-    If the machine's rate does not match the data sheet, the kind includes the rate. Thus a slice of
-    a GPU and the whole GPU are different kinds.
+    `name` is the name of the instance type. If the peak rate of `machine` does not match the data
+    sheet, the kind includes the rate. Thus a slice of a GPU and the whole GPU are different kinds.
     """
     if not machine.accelerated or not machine.device:
         return name
@@ -117,8 +120,8 @@ def device_kind(name: str, machine: Machine) -> str:
 def _sheet(device: str, memory_gib: float) -> tuple[str, float, float]:
     """Return (name, peak fp32 TFLOP/s, Gbit/s of the link between devices) from a data sheet.
 
-    Of the data sheets of `device`, the function reads the sheet with the memory size nearest to
-    `memory_gib`. Without a data sheet, the result is (`device`, NaN, 128).
+    If `device` has several data sheets, the sheet whose memory size is nearest to `memory_gib` is
+    used. If it has none, the result is (`device`, NaN, 128).
     """
     sheets = sheets_of(device)
     if not len(sheets):
@@ -130,7 +133,7 @@ def _sheet(device: str, memory_gib: float) -> tuple[str, float, float]:
 
 
 def computes(device: str, mode: Mode) -> bool:
-    """Return True if a device can compute in a mode.
+    """Return True if a device supports the precision and the switches of a mode.
 
     GPUs support TF32 and bfloat16 since the Ampere generation. A CPU supports neither TF32 nor
     offload to host memory. A GPU without a data sheet is assumed to support every mode.
@@ -146,7 +149,7 @@ def computes(device: str, mode: Mode) -> bool:
 
 @cache
 def _data_sheet(kind: str, precision: str) -> Sheet | None:
-    """Return the entry of `kind` in the table of data sheets; None without an entry."""
+    """Return the numbers in the data sheet of a kind of device; None if there is no data sheet."""
     table = data_sheets()
     if kind not in table.index:
         return None
@@ -159,12 +162,13 @@ def _data_sheet(kind: str, precision: str) -> Sheet | None:
 def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Sheet:
     """Return the memory bandwidth and the peak TFLOP/s of a kind of device at a precision.
 
-    The result is from the first of these sources that exists:
+    The result comes from the first of these sources that exists:
 
-    1. the data sheet. Its fp32 rate replaces a missing rate for the precision.
-    2. an instance type in `machines` with this device: its rate, and a bandwidth in proportion to
-       the rate. The `confidence` of this Sheet is below 1, except for a CPU of known speed.
-    3. the Sheet UNKNOWN
+    1. The data sheet. If it has no rate for the precision, the fp32 rate is used.
+    2. An instance type in `machines` with this kind of device. The bandwidth is estimated in
+       proportion to its rate. The `confidence` of this Sheet is below 1, except for a CPU of known
+       speed.
+    3. The Sheet UNKNOWN.
     """
     if (sheet := _data_sheet(kind, precision)) is not None:
         return sheet
@@ -180,6 +184,6 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
 
 def peak_tflops(machine: Machine, precision: str) -> float:
-    """Return the peak TFLOP/s in the data sheet of the device; NaN if there is no data sheet."""
+    """Return the peak TFLOP/s in the data sheet of the machine's device; NaN without a sheet."""
     sheet = _data_sheet(_sheet(machine.device, machine.device_memory_gib)[0], precision)
     return math.nan if sheet is None else sheet.rate

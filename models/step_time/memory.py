@@ -70,7 +70,7 @@ Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
 
 class Run(NamedTuple):
-    """The largest batch that fitted into the memory of a device.
+    """A run with the largest batch that fitted into the memory of a device.
 
     memory: bytes of memory of the device.
     ranks: number of ranks that sharded the training state; 1 without sharding.
@@ -84,9 +84,10 @@ class Run(NamedTuple):
     batch: float
 
     def with_accumulation(self, gradients: float) -> "Run":
-        """Return the run with a smaller batch, which fits if a step has several micro-steps.
+        """Return the run with the batch that would have fitted with gradient accumulation.
 
         Micro-steps after the first hold gradients beside activations, so that fewer samples fit.
+        The run is returned unchanged if it already accumulates gradients.
 
         gradients: the bytes of all gradients.
         """
@@ -100,8 +101,8 @@ class Needs(NamedTuple):
     """The peak memory of one rank as a function of the batch.
 
     The peak is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
-    of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has batches that
-    fitted: the peak of such a batch is at most the memory of its device.
+    of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has runs that
+    fitted into memory: the peak of their batch is at most the memory of their device.
     """
 
     fixed: float
@@ -115,7 +116,7 @@ class Needs(NamedTuple):
         return min([peak, *(run.memory for run in self.ran if batch <= run.batch)])
 
     def largest_batch(self, capacity: float) -> float:
-        """Return the largest batch that fits into `capacity` bytes.
+        """Return the largest batch that fits into `capacity` bytes of device memory.
 
         The result is infinity if the workload is unknown.
         """
@@ -224,8 +225,8 @@ class MemoryModel:
     def _bound(self, workload: str, mode: Mode, facts: WorkloadFacts) -> Line:
         """Estimate (base bytes, activation bytes of a sample) of a workload that was not profiled.
 
-        The activation bytes are the lowest of several estimates, from the facts and from each run.
-        Without facts and runs, they are NaN.
+        The activation bytes are the lowest of several estimates: one from the facts of the
+        workload, and one from each run. They are NaN if there are neither facts nor runs.
         """
         # A device holds at least weights and gradients beside activations, unless offloaded.
         least = 0.0 if mode.offloaded else 2 * facts.gradient_bytes
@@ -251,9 +252,10 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
 
 
 def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
-    """Return the bytes that a sharded mode adds to those of a single device; negative if it saves.
+    """Return the memory of a rank in a sharded mode minus the memory of a single device, in bytes.
 
-    The result is the term `beside` in the docstring of the module.
+    The difference is the term `beside` in the docstring of the module. It is often negative,
+    because sharding saves memory.
     """
     gradients, states = facts.gradient_bytes, facts.state_bytes
     if mode.strategy == UPDATES_SHARED:
@@ -295,10 +297,11 @@ def fit_memory(
 
 
 def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
-    """Return (base, a) of `peak = base + max(gradients, a * batch)`, fitted by least squares.
+    """Fit (base, a) by least squares, so that `peak = base + max(gradients, a * batch)`.
 
-    batch, peak: (profiles,) batch sizes, and peak bytes. With a single batch size, 90 % of the peak
-        is assumed to be proportional to the batch.
+    If there is only one batch size, 90 % of the peak is assumed to be proportional to the batch.
+
+    batch, peak: (profiles,) batch sizes, and peak bytes.
     gradients: bytes of all gradients.
     """
     sizes = np.unique(batch)
@@ -322,7 +325,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
 def _lines(
     profiles: pd.DataFrame, workloads: Mapping[str, WorkloadFacts]
 ) -> dict[tuple[str, Mode, str], Line]:
-    """Fit (base bytes, activation bytes of a sample) by (workload, mode, instance type)."""
+    """Fit {(workload, mode, instance type): (base bytes, activation bytes of a sample)}."""
     if "peak_bytes" not in profiles:
         return {}
     modes = pd.Series(modes_of(profiles), profiles.index, dtype=object)

@@ -81,13 +81,13 @@ class StepTimeModel:
     a cluster, with the batch of each device.
 
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted. They were measured, or
-            `all_introduced` or `with_compressed` added them.
+        trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
+            `all_introduced` or `with_compressed` added.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
         measured_types: the instance types with a measured run or profile.
         run_sd: {code of a kind of device (`rows.code_of`): standard deviation of log seconds
-            between runs of a setup at different hours}. The key 0 is for unmeasured kinds.
+            between runs of the same setup at different times}. The key 0 is for unmeasured kinds.
         trained_on: ids of the runs to which the model was fitted.
         workload_digests, type_digests: {name of a workload or instance type: digest of its
             definition at the time of the fit}.
@@ -120,9 +120,9 @@ class StepTimeModel:
         return tuple(sorted(self.machines))
 
     def can_guess(self, instance_type: str) -> bool:
-        """Return True if unmeasured workloads can be predicted on the instance type.
+        """Return True if workloads without measurements can be predicted on the instance type.
 
-        This needs an accelerator with a known peak rate (TFLOP/s).
+        The type must have an accelerator with a known peak rate (TFLOP/s).
         """
         machine = self.machines[instance_type]
         sheet = sheet_of(device_kind(instance_type, machine), "fp32", self.machines)
@@ -133,7 +133,11 @@ class StepTimeModel:
         return tuple(mode for mode in MODES if (workload, mode) in self.trained)
 
     def met_workload(self, workload: Workload) -> bool:
-        """Return True if the workload has a predictable mode, and has not changed since the fit."""
+        """Return True if the model can predict the workload.
+
+        At least one of its modes must be predictable, and its definition must not have changed
+        since the fit.
+        """
         modes = self.as_measured(workload).modes
         return bool(modes) and self.workload_digests.get(workload.name) == workload.digest
 
@@ -143,7 +147,10 @@ class StepTimeModel:
         return replace(workload, modes=tuple(known))
 
     def met_type(self, instance_type: InstanceType) -> bool:
-        """Return True if the model knows the type, and the type has not changed since the fit."""
+        """Return True if the model can predict step times on the instance type.
+
+        The definition of the type must not have changed since the fit.
+        """
         name = instance_type.name
         return name in self.machines and self.type_digests.get(name) == instance_type.digest
 
@@ -159,7 +166,7 @@ class StepTimeModel:
 
             - step_s: predicted seconds of a step
             - step_low_s, step_high_s: the 90 % interval of a new measurement
-            - samples_per_s
+            - samples_per_s: predicted samples per second
             - compute_s: compute seconds of the slowest rank
             - communication_s: seconds of all collectives
             - exposed_communication_s: seconds of collectives during which nothing is computed
@@ -177,7 +184,7 @@ class StepTimeModel:
         return self.predict_arrays(self.read(setups)).set_index(setups.index)
 
     def predict_arrays(self, arrays: SetupArrays) -> pd.DataFrame:
-        """Return the frame of `predict` for setups given as arrays, with an index from 0."""
+        """Return the same frame as `predict` for setups given as arrays. The index starts at 0."""
         chunks = [self._predict(chunk) for chunk in arrays.chunks(_CHUNK)]
         found = pd.concat(chunks, ignore_index=True)
         return found.assign(nearest_doublings=doublings(self.measured, arrays))
@@ -212,7 +219,10 @@ class StepTimeModel:
     def field_terms(self, setups: pd.DataFrame, step_s: FloatArray) -> pd.DataFrame:
         """Return tokens per second, FLOPs utilisation and memory of setups (see field_terms.py).
 
-        `step_s` is a (rows,) array of step seconds. Raises the errors of `predict`.
+        `step_s` is a (rows,) array of step seconds.
+
+        Raises:
+            ValueError: in the same cases as `predict`.
         """
         found = field_terms(self.read(setups), step_s, self.facts, self.memory)
         return found.set_index(setups.index)
@@ -236,7 +246,8 @@ class StepTimeModel:
         2. (setups, setups) covariance without the noise between runs
         3. (setups,) variance of the noise between runs
 
-        Raises the errors of `predict`.
+        Raises:
+            ValueError: in the same cases as `predict`.
         """
         return self._joint(self.read(setups))
 
@@ -246,10 +257,10 @@ class StepTimeModel:
         return wait.joint(mean, covariance, noise, times.compute_part)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
-        """Return a (rows, count) array: random step seconds of new runs.
+        """Return a (rows, count) array: random draws of the step seconds of new runs.
 
-        A column has correlated step seconds of all setups. Draws are antithetic: the logs of a pair
-        of draws are symmetric about the mean log.
+        A column is one joint draw for all setups. Draws are antithetic: columns come in pairs whose
+        logs are symmetric about the mean log.
         """
         mean, covariance, noise = self._joint(arrays)
         values, vectors = np.linalg.eigh(covariance)
@@ -262,7 +273,10 @@ class StepTimeModel:
         return draws
 
     def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
-        """Return (a, k): one device takes about a + k * batch seconds without the optimizer."""
+        """Fit a line (a, k) to predicted seconds of one device, without the optimizer.
+
+        A forward and a backward pass take about a + k * batch seconds.
+        """
         least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
         batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
         (kind,) = self.facts.kinds((instance_type,))
@@ -278,7 +292,11 @@ class StepTimeModel:
         return found._replace(noise=np.maximum(found.noise, run_sd**2))
 
     def read(self, setups: pd.DataFrame) -> SetupArrays:
-        """Convert a frame of setups to arrays. Raises the errors of `predict`."""
+        """Convert a frame of setups to arrays.
+
+        Raises:
+            ValueError: in the same cases as `predict`.
+        """
         providers = set(column(setups, "provider", "")) - {""}
         require_known(providers, [self.provider], "provider")
         arrays = read_setups(setups, {name: each.devices for name, each in self.machines.items()})
@@ -292,7 +310,8 @@ class StepTimeModel:
                 )
             if workload in self.guessed and not all(map(self.can_guess, arrays.names)):
                 raise ValueError(
-                    f"workload {workload!r} is unmeasured: measure it, or use GPUs of known TFLOP/s"
+                    f"workload {workload!r} was never measured: it can be predicted only on GPUs"
+                    " whose peak TFLOP/s are known"
                 )
         return arrays
 
@@ -367,9 +386,9 @@ def _facts(
     arrays: SetupArrays,
     profiles: pd.DataFrame,
 ) -> SetupFacts:
-    """Return the facts with which setups are converted to input rows of the regression.
+    """Collect the facts from which setups are converted to input rows of the regression.
 
-    arrays: the measured setups.
+    arrays: the measured setups, including profiles.
     profiles: the result of `dataset.profile_rows`.
     """
     batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
@@ -391,9 +410,10 @@ def _facts(
 
 
 def _probes(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return the median seconds of measured all-reduces between machines, by cluster and bytes.
+    """Pool measured all-reduces between machines: a row for each cluster and message size.
 
-    The other columns are those of a setup, with the placeholder PROBE as workload.
+    The column `step_s` has the median seconds. The rows have the columns of a setup, with the
+    placeholder PROBE as workload.
     """
     frame = probes.reindex(columns=["cluster", "bytes", "seconds"])
     rows = frame.groupby(["cluster", "bytes"], as_index=False).median()
@@ -405,7 +425,8 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
     """Return a model that also predicts the unmeasured `workload` (see `all_introduced`).
 
-    Returns None if the workload's FLOPs are unknown, or if the model has a workload of its name.
+    Returns None if the workload's FLOPs are unknown, or if the model already has a workload with
+    the same name.
     """
     frame = pd.DataFrame([asdict(workload) | {"workload": workload.name}])
     found = all_introduced(model, facts_of(frame))
@@ -413,11 +434,12 @@ def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None
 
 
 def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
-    """Return a model that also predicts the unmeasured workloads in `facts` with known FLOPs.
+    """Return a model that also predicts workloads without measurements, from their FLOPs.
 
-    The predictions are for accelerators with a known peak rate (`StepTimeModel.can_guess`).
+    Such a workload can be predicted only on accelerators with a known peak rate
+    (`StepTimeModel.can_guess`).
 
-    facts: {workload: its facts}.
+    facts: {workload: its facts}. Workloads with unknown FLOPs are left out.
     """
     new = {
         name: known
@@ -435,11 +457,12 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return a model that also predicts `workload` with strategies that communicate unlike DDP.
+    """Return a model that also predicts `workload` in modes that need no measurements of their own.
 
-    Examples are compressed gradients, Adasum and tensor parallelism. A mode is added only if the
-    model can already predict the workload in a mode with the same one-device mode (`Mode.alone`).
-    Tensor parallelism also needs known sizes of the layers that it splits.
+    The modes are those with compressed gradients, Adasum, tensor parallelism or parameter servers.
+    A mode is added only if the model can already predict another mode of the workload that has the
+    same equivalent on one device (`Mode.alone`). Tensor parallelism also needs known sizes of the
+    layers that it splits.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -1,15 +1,17 @@
 """Compute the distance to the nearest measurement of the same workload, in doublings.
 
-    distance = |log2 batch ratio| + |log2 devices ratio| + |log2 machines ratio|
-               + |log2 accumulation ratio|
+The distance of a setup from a measured setup is a sum. The ratios and differences compare the two
+setups:
+
+    distance = |log2 ratio of batches| + |log2 ratio of devices| + |log2 ratio of machines|
+               + |log2 ratio of accumulation steps|
                + sum over instance types of |difference of log2(1 + share)|
                + |difference of unevenness of the batches|
                + |difference of unevenness of the devices per machine|
 
-Each ratio and each difference compares a setup with a measured setup. A distance of 1 is a
-doubling: a factor of two in one of these numbers. The share of an instance type is the mean of its
-share of all devices and its share of all samples. The unevenness of a value is the mean over all
-machines of |log2(value / mean value)|.
+A distance of 1 is a doubling: for example, twice as many devices. The share of an instance type is
+the mean of its share of all devices and its share of all samples. The unevenness of a value is the
+mean over all machines of |log2(value / mean value)|.
 """
 
 import numpy as np
@@ -25,8 +27,10 @@ _LEAST, _ROUNDING = 0.1, 1e-9
 def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     """Return a (rows,) array: the distance of each of `setups` to the nearest setup in `measured`.
 
-    The docstring of the module defines the distance. The distance is 0 for a measured setup, and at
-    least 0.1 for any other setup. The distance is NaN if the workload was not measured in the mode.
+    The unit of the distance is a doubling, for example of the batch or the number of devices. Only
+    setups with the same workload and mode (precision, strategy, switches) are compared. The
+    distance is NaN if there is no such setup in `measured`. It is 0 for a measured setup, and at
+    least 0.1 for any other setup.
     """
     types = sorted(measured.type_names)
     found, places = np.full(len(setups.workload), np.nan), _places(setups, types)

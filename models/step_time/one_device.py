@@ -1,9 +1,10 @@
 """Define the prior of T1, the seconds of a forward and a backward pass on one device.
 
-    log T1 = mean + sum of effects (EFFECTS) x deviations + curves in the batch
+    log T1 = mean + sum over EFFECTS of (effect x deviation) + curves in the batch
 
-Deviations and curves are learned. Their prior mean is 0. The data sheet of the device gives the
-bandwidth (memory bandwidth in GB/s) and the rate (peak TFLOP/s at the precision).
+The mean and the effects are computed from facts. Deviations and curves are learned, and have the
+prior mean 0. The data sheet of the device gives the bandwidth (memory bandwidth in GB/s) and the
+rate (peak TFLOP/s at the precision).
 
 For a network with known FLOPs, the mean depends on log(FLOPs / rate) and on the bandwidth. The
 prior assumes that all such networks reach the same fraction of the peak rate.
@@ -35,11 +36,16 @@ from ..domain.numeric import FloatArray
 class Parameter:
     """The prior of a hierarchical parameter: the mean, and a standard deviation for each level.
 
-    A parameter is the sum of the mean and of a deviation at each level. The deviation at the level
-    `all` is the same for all rows. The other levels have a deviation for each kind of device,
-    cell, strategy, neural network, workload in one mode, or communication library. A cell is a
-    workload in one mode on one kind of device. The libraries are gloo, NCCL over TCP, and NCCL over
-    RDMA.
+    The value for a row is the mean plus a deviation at each level. Each level groups the rows, and
+    rows of the same group have the same deviation:
+
+    - `all`: a single group of all rows
+    - `kind`: by kind of device
+    - `cell`: by workload, mode and kind of device
+    - `strategy`: by strategy
+    - `network`: by neural network
+    - `workload`: by workload and mode
+    - `library`: by communication library: gloo, NCCL over TCP, or NCCL over RDMA
     """
 
     mean: float = 0.0
@@ -105,10 +111,11 @@ class Transformer(NamedTuple):
 
     @property
     def words(self) -> float:
-        """Return `vocabulary`, or estimate it from the number of parameters outside the layers.
+        """Return the number of different tokens: `vocabulary`, or an estimate if it is unknown.
 
-        If the output layer does not share the input embeddings, the estimate is twice the true
-        size of the vocabulary.
+        The estimate follows from the parameters outside the layers, which are assumed to be a
+        single embedding table. If the output layer does not share this table, the estimate is twice
+        the true vocabulary size. Estimates are limited to the range from 30,000 to 250,000 tokens.
         """
         if self.vocabulary:
             return self.vocabulary
@@ -140,16 +147,23 @@ def prior(
     transformer: Transformer | None,
     recomputed: bool,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the prior means of log T1, values of EFFECTS, and shape features.
+    """Return the prior means of log T1, the values of EFFECTS, and shape features, for each batch.
 
     T1 is the seconds of a forward and a backward pass on one device. The results have the shapes
-    (batches,), (batches, effects) and (batches, 4). The shape features of a transformer are log2 of
-    its width, log2 of the tokens in a batch, log2 of the tokens in a sequence, and 1 if activations
-    are recomputed. The features of other networks are zeros.
+    (batches,), (batches, effects) and (batches, 4). The shape features of a transformer are:
+
+    1. log2 of its width
+    2. log2 of the tokens in a batch
+    3. log2 of the tokens in a sequence
+    4. 1 if activations are recomputed, else 0
+
+    The features of other networks are zeros.
 
     batch: (batches,) samples.
     middle: log2 of the median batch that was measured for the workload.
+    sheet: the memory bandwidth and the peak rate of the device.
     flops: floating-point operations of a sample; 0 if unknown.
+    transformer: the shape of the network; None if it is no transformer.
     recomputed: True if the backward pass recomputes activations.
     """
     octave = np.log2(batch) - middle

@@ -1,8 +1,8 @@
-"""Predict log step seconds after the fit of regressor.py.
+"""Predict log step seconds after regressor.py has fitted the model.
 
-The mean is the formula at the posterior mean of its parameters, plus a correction from the
-residuals of similar setups. The variance is that of the linearised formula plus that of the
-correction.
+The predicted mean is the formula at the posterior mean of its parameters, plus a correction from
+the residuals of similar setups. The predicted variance is the sum of two variances: of the
+linearised formula, and of the correction.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Beliefs(NamedTuple):
 
     Attributes:
         mean: (rows,) means.
-        variance: (rows,) variances or a (rows, rows) covariance matrix, without `noise`.
+        variance: (rows,) variances, or a (rows, rows) covariance matrix. `noise` is not included.
         noise: (rows,) variances of log step seconds between runs of a setup.
         times: seconds of the step and its parts by the formula alone (`formula.step_times`).
     """
@@ -42,7 +42,8 @@ class Beliefs(NamedTuple):
 def interval(median: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the lower and the upper end of 90 % intervals of seconds.
 
-    The logs of the seconds are normal, with medians log `median` and variances `variance`.
+    The logs of the seconds are normal. `median` has the medians of the seconds, and `variance` the
+    variances of their logs.
     """
     factor = np.exp(Z_90 * np.sqrt(variance))
     return median / factor, median * factor
@@ -59,7 +60,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """The result of fitting the regression.
+    """The fitted regression, which predicts step seconds.
 
     A cell is a workload in one mode on one kind of device.
 
@@ -79,7 +80,10 @@ class Posterior:
     scales: dict[float, float] = field(default_factory=dict)
 
     def times(self, X: Rows) -> Times:
-        """Return the seconds of steps and of their parts, without the correction from residuals."""
+        """Return the seconds of steps and of their parts by the formula alone.
+
+        The correction from the residuals of similar setups is not included.
+        """
         return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
@@ -105,7 +109,7 @@ class Posterior:
         return Beliefs(mean, variance, noise, linear.times)
 
     def log_one_device_s(self, points: Points) -> FloatArray:
-        """Return a (points,) array: the posterior mean of each point's log one-device seconds."""
+        """Return a (points,) array: posterior means of the log one-device seconds."""
         inputs = point_inputs(points)
         _, first, cell = np.unique(points.codes[:, -1], return_index=True, return_inverse=True)
         deviations = self.process.deviations(inputs[first])[cell, T1]

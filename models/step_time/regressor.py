@@ -3,19 +3,19 @@
     log step = log f(theta, log T1) + r + noise
 
     f       the formula of formula.py
-    theta   its parameters
-    T1      the seconds of one device
+    theta   the parameters of the formula
+    T1      the seconds of one device for a forward and a backward pass
     r       the residual: similar setups of a cell have similar residuals
 
-A cell is a workload in one mode on one kind of device. Each parameter, and log T1, is a prior mean
-plus a sum of deviations. A deviation belongs to all rows, or to the rows of one group. A group is
-a kind of device, a neural network, a strategy, a communication library, a workload in one mode, or
-a cell. log T1 also has smooth curves in the batch.
+A cell is a workload in one mode on one kind of device. Each parameter in theta is a prior mean plus
+a sum of deviations. log T1 has the same form, and also smooth curves in the batch. A deviation
+belongs to all rows, or to the rows of one group. A group is a kind of device, a neural network, a
+strategy, a communication library, a workload in one mode, or a cell.
 
-All deviations are normal. Therefore log steps, linearised in theta and log T1, are a Gaussian
-process with the covariance of `kernel.terms`. Each iteration of the fit linearises f at the
-posterior mean (Gauss-Newton). Groups without rows keep their prior. Therefore the same fit works
-with facts alone, with three measured runs and with a thousand.
+All deviations are normal. If the formula is linearised in theta and log T1, log step seconds are
+therefore a Gaussian process with the covariance of `kernel.terms`. Each iteration of the fit
+linearises f at the posterior mean (Gauss-Newton). Groups without rows keep their prior. Therefore
+the same fit works with facts alone, with three measured runs and with a thousand.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         most_rows: the maximum number of multi-device rows from which the parameters are learned.
-            Single-device rows are always used.
-        random_state: the seed of the random choice of multi-device rows.
+            If there are more, they are chosen at random. Single-device rows are always used.
+        random_state: the seed of the random choice.
     """
 
     def __init__(self, *, most_rows: int = 700, random_state: int = 0) -> None:
@@ -61,9 +61,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(
         self, X: Rows, y: FloatArray, sample_weight: FloatArray | None = None
     ) -> StepTimeRegressor:
-        """Fit to rows `X` and their step seconds `y`.
+        """Fit the model to rows `X` and their step seconds `y`.
 
-        sample_weight: (rows,) number of runs in each row; None means 1.
+        sample_weight: (rows,) number of runs that each row pools; None means 1.
         """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
@@ -100,14 +100,15 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _with_neighbours(
         self, found: Posterior, X: Rows, log_s: FloatArray, weight: FloatArray, picked: Rows
     ) -> Posterior:
-        """Return `found` with a Gaussian process fitted to the residuals of each cell.
+        """Return `found`, completed with a Gaussian process of the residuals of each cell.
 
         A cell is a workload in one mode on one kind of device.
 
+        found: the posterior with fitted parameters.
         X: all rows.
-        log_s: (rows,) log step seconds.
-        weight: (rows,) number of runs in each row.
-        picked: the rows from which the parameters of `found` were learned.
+        log_s: (rows,) measured log step seconds.
+        weight: (rows,) number of runs that each row pools.
+        picked: the rows from which the parameters were learned.
         """
         random = np.random.default_rng([self.random_state, 1])
         neighbours: dict[float, Neighbours] = {}
@@ -134,8 +135,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of all single-device rows, and of at most `most_rows` other rows.
 
-        The other rows are drawn round-robin over workloads, modes, kinds of device and shapes of
-        clusters.
+        The other rows are drawn at random, but in turn from each workload, mode, kind of device and
+        shape of cluster.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]
@@ -146,7 +147,10 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.sort(np.append(np.flatnonzero(X.ranks <= 1), kept))
 
     def predict(self, X: Rows, return_interval: bool = False) -> Any:
-        """Return step seconds, or (seconds, lower, upper) with 90 % intervals of a new run."""
+        """Return step seconds, or (seconds, lower, upper) if `return_interval` is True.
+
+        The intervals contain the step seconds of a new run with probability 90 %.
+        """
         beliefs = self.posterior_.beliefs(X)
         median = np.exp(beliefs.mean)
         if not return_interval:

@@ -1,7 +1,8 @@
 """Model the residuals of similar setups with a Gaussian process for each cell.
 
-A cell is a workload in one mode on one kind of device. The residual of a setup is its log measured
-step seconds minus its log computed step seconds. A spread is a standard deviation.
+A cell is a workload in one mode on one kind of device. The residual of a setup is the log of its
+measured step seconds minus the log of the seconds that the formula computes. A spread is a standard
+deviation.
 """
 
 import math
@@ -38,10 +39,11 @@ Spreads = dict[float, CellSpread]
 
 
 def spreads_of(spreads: Spreads, rows: Rows) -> FloatArray:
-    """Return the `CellSpread.spread` of the cell of each row as a (rows, 3) array.
+    """Return a (rows, 3) array: the residual standard deviations (`CellSpread.spread`) of each row.
 
-    A cell without an entry gets the mean variances of the entries of its kind of device. If the
-    kind has no entries, the mean is over all entries.
+    A row gets the entry of its cell in `spreads`. If its cell has no entry, the variances are
+    averaged over the entries of its kind of device. If the kind has no entries, the variances are
+    averaged over all entries.
     """
     cells, first, which = np.unique(rows.cell, return_index=True, return_inverse=True)
     found, every = np.zeros((len(cells), 3)), spreads.values()
@@ -57,8 +59,8 @@ def spreads_of(spreads: Spreads, rows: Rows) -> FloatArray:
 class Neighbours(NamedTuple):
     """The Gaussian process of the residuals of a cell.
 
-    A cell is a workload in one mode on one kind of device. Corrections to log seconds are clipped
-    to the range from `low` to `high`, which contains 0.
+    A cell is a workload in one mode on one kind of device. The process predicts corrections to log
+    seconds. They are clipped to the range from `low` to `high`, which contains 0.
     """
 
     process: GaussianProcess
@@ -78,7 +80,7 @@ def fit_neighbours(
     Args:
         rows: the rows of the cell.
         residual: (rows,) log measured minus log computed step seconds.
-        weight: (rows,) the number of runs in each row.
+        weight: (rows,) the number of runs that each row pools.
         spread: (3,) initial standard deviations, as in `CellSpread`.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
@@ -94,7 +96,7 @@ def fit_neighbours(
 
 
 def without_rows(spread: FloatArray) -> Neighbours:
-    """Return the Gaussian process of a cell without measured rows, which corrects no prediction.
+    """Return the Gaussian process of a cell without measurements. Its correction is always 0.
 
     spread: (3,) prior standard deviations, as in `CellSpread`.
     """
@@ -110,9 +112,9 @@ def _fitted(
 
 
 def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
-    """Return the factor that makes the standard deviations of `process` match its errors.
+    """Return the factor on the standard deviations of `process` that calibrates its intervals.
 
-    With this factor, 90 % of the cross-validation errors are inside the 90 % interval. The factor
+    With this factor, 90 % of the cross-validation errors are inside the 90 % intervals. The factor
     is at least 0.8 and at most 4. With fewer than 40 rows (ENOUGH), the factor is 1.
     """
     if len(features) < ENOUGH:
@@ -128,18 +130,16 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code: factor}: factors for the standard deviations of predictions.
+    """Return {code: factor} with which the standard deviations of predictions are multiplied.
 
+    A code identifies a kind of device, or a cell with multi-device rows. A cell is a workload in
+    one mode on one kind of device. A cell that is not in the result uses the factor of its kind.
     The noise of a run is not multiplied.
 
-    A code is that of a kind of device, or of a cell with multi-device rows. A cell is a workload in
-    one mode on one kind of device. A cell without an entry uses the factor of its kind.
-
-    The factors turn 90 % intervals of a normal distribution into those of a Student-t process [Shah
-    et al. 2014]. If W cells on the kind have multi-device rows, the process has W + 1 degrees of
-    freedom. Each row of a cell adds a degree of freedom to the cell. Residuals that are larger than
-    `process` expects without the cell increase the factor. The factor is 1 for cells in
-    `calibrated`.
+    With the factors, the 90 % intervals become those of a Student-t process [Shah et al. 2014]. If
+    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. A cell has
+    these degrees of freedom, and one more for each of its rows. Its factor grows if its residuals
+    are larger than `process` expects without the cell. The factor is 1 for cells in `calibrated`.
 
     process: the Gaussian process that was fitted to `rows`.
     """
@@ -160,5 +160,5 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
 
 
 def _width_of_t(freedom: int) -> float:
-    """Return the width of the 90 % interval of Student's t, relative to the normal distribution."""
+    """Return how many times wider the 90 % interval of Student's t is than the normal interval."""
     return float(scipy.special.stdtrit(freedom, 0.95)) / Z_90

@@ -41,8 +41,8 @@ class WorkloadFacts:
     """The facts of a workload. An unknown fact is 0, NaN or None.
 
     flops: floating-point operations of a sample.
-    hidden_part: fraction of a one-device step that remains when the first gradient bucket is ready.
-        Exchanges can run during this part.
+    hidden_part: fraction of a one-device step after the first gradient bucket is ready. Exchanges
+        can run during this part.
     last_bucket_bytes: size of the gradient bucket that is ready last.
     divided: numbers of weights and activations in the layers that tensor parallelism splits.
     """
@@ -57,7 +57,10 @@ class WorkloadFacts:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and optimizer states; if unknown, an estimate for Adam."""
+        """Return the bytes of weights and optimizer states.
+
+        If no checkpoint was measured, they are estimated for Adam.
+        """
         return checkpoint_bytes(self.gradient_bytes, self.checkpoint_bytes)
 
     @property
@@ -67,7 +70,10 @@ class WorkloadFacts:
 
 
 def code_of(*key: object) -> float:
-    """Return a number that identifies the group `key`. The number is equal in all processes."""
+    """Return a code: a number that identifies `key`, for example ("kind", "a100").
+
+    Unlike hash(), the code is the same in all Python processes.
+    """
     return float(zlib.crc32(repr(key).encode()))
 
 
@@ -76,7 +82,8 @@ class Points:
     """The inputs from which the seconds of one device are predicted, with a row for each point.
 
     A point is a workload in a mode, on a kind of device, with a batch. The middle batch is the
-    median of the measured batches of the workload. `codes` has the codes (`code_of`) of:
+    median of the measured batches of the workload. The columns of `codes` are the codes (`code_of`)
+    of these groups:
 
     1. the kind of device
     2. the neural network
@@ -109,7 +116,8 @@ class Rows(Line):
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.
         codes: (rows, 4) codes (`code_of`) of the kind of device, the strategy, the cell, and the
-            communication library. The machine with the slowest link decides the kind and library.
+            communication library. The kind and the library are those of the machine with the
+            slowest link.
     """
 
     points: Points
@@ -137,7 +145,10 @@ class Rows(Line):
         )
 
     def with_seconds(self, log_s: FloatArray) -> Rows:
-        """Return the rows with the log one-device seconds `log_s`, a (points,) array."""
+        """Return the rows with their one-device seconds filled in.
+
+        `log_s` is a (points,) array with the log of the seconds.
+        """
         seconds = np.append(np.exp(log_s), 0.0)
         middle_s = seconds[self.middle]
         return replace(
@@ -246,9 +257,10 @@ class SetupFacts:
         )
 
     def points(self, keys: list[Cell], batch: FloatArray) -> Points:
-        """Return the Points with the workload, mode and device of `keys`, and the batches `batch`.
+        """Return the inputs from which the one-device seconds of points are predicted.
 
-        keys: a (workload, one-device mode, kind of device) for each point.
+        keys: the (workload, one-device mode, kind of device) of each point.
+        batch: (points,) the batch of each point.
         """
         positions: defaultdict[Cell, list[int]] = defaultdict(list)
         for place, key in enumerate(keys):
@@ -279,9 +291,10 @@ class SetupFacts:
         return Points(mean=mean, effects=effects, octave=octave, shape=shape, codes=codes)
 
     def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
-        """Return the fields of a Line that describe the exchange of gradients.
+        """Return the fields of a `Line` that describe the exchange of gradients.
 
-        Without known layer sizes, tensor parallelism is assumed to send as many bytes as DDP.
+        If the sizes of its layers are unknown, tensor parallelism is assumed to send as many bytes
+        as DDP.
 
         link: the result of `_slowest_link`.
         """
@@ -334,7 +347,7 @@ class SetupFacts:
         2. log2 of the number of machines
         3. log2 of the mean number of devices per machine
         4. 1 - (mean / maximum) of the devices per machine
-        5. mean over machines of log2(peak fp32 rate / peak fp32 rate of the slowest-link machine)
+        5. mean over machines of log2(peak fp32 rate / rate of the machine with the slowest link)
 
         link: the result of `_slowest_link`.
         """
@@ -354,8 +367,8 @@ class SetupFacts:
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
 
-        The middle batch is the median of the measured batches. For a kind of device without a
-        profile, the result is the median over the other kinds, or 0 without any profile.
+        The middle batch is the median of the measured batches. If the kind of device has no
+        profile, the result is the median over the other kinds. Without any profile, it is 0.
 
         cell: a (workload, one-device mode, kind of device).
         """
@@ -391,7 +404,7 @@ class SetupFacts:
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
         """Return a (rows,) array: the position in `setups.names` of the type with the slowest link.
 
-        If several types have this link, the result is the first type by name.
+        If several types have an equally slow link, the result is the first of them by name.
         """
         gbps = [self.machines[name].bandwidth_gbps for name in setups.names]
         order = np.lexsort((setups.names, gbps))

@@ -20,11 +20,14 @@ _LOADED = {
 
 
 class NotAModel(ValueError):
-    """Raised if a file does not contain a step-time model."""
+    """Raised if stored bytes are not a step-time model."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads only numpy arrays and classes of the package `models`."""
+    """An unpickler that loads only numpy arrays and classes of the package `models`.
+
+    A pickle with anything else is refused, because it could call any function.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name

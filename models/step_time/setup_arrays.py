@@ -20,8 +20,8 @@ from ..domain.workload import Mode
 class SetupArrays:
     """Setups as arrays: a row for each setup, and a column for each member of its cluster.
 
-    A member is one machine, or several equal machines: machines of the same instance type with the
-    same batch and layout. Rows with fewer members are padded with kind -1 and zeros.
+    A member is one machine, or several equal machines. Equal machines have the same instance type,
+    batch and layout. Rows with fewer members than others are padded with kind -1 and zeros.
 
     workload, mode: (rows,) positions in `workloads` and `modes`.
     names: instance types.
@@ -44,11 +44,14 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the setups with each mode replaced by the mode to compare with (`Mode.dense`)."""
+        """Return the same setups in the modes with which they are compared (`Mode.dense`).
+
+        For example, compressed gradients are compared with DDP.
+        """
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
     def groups(self) -> list[tuple[str, Mode, IntArray]]:
-        """Return each (workload, mode) that occurs, with the positions of its rows."""
+        """Return (workload, mode, positions of the rows) for each workload and mode that occur."""
         width = len(self.modes)
         pair = self.workload * width + self.mode
         return [
@@ -80,20 +83,23 @@ class SetupArrays:
 
     @property
     def samples(self) -> FloatArray:
-        """Return a (rows,) array: the samples of one optimizer step."""
+        """Return a (rows,) array: the global batch, which is the samples of one optimizer step."""
         micro: FloatArray = (self.count * self.layout * self.batch).sum(axis=1)
         return micro * self.accumulation
 
     def by_type(self, values: ArrayLike, padded: float) -> FloatArray:
-        """Return a (rows, members) array: the value of each member's instance type.
+        """Look up a value for the instance type of each member, as a (rows, members) array.
 
-        values: a value for each instance type in `names`.
+        values: the value of each instance type in `names`.
         padded: the value for padding.
         """
         return np.append(values, padded)[self.kind]
 
     def chunks(self, size: int) -> Iterator[SetupArrays]:
-        """Yield the setups in chunks of at most `size`; without setups, yield an empty chunk."""
+        """Yield the setups in chunks of at most `size` rows.
+
+        If there are no setups, a single empty chunk is yielded.
+        """
         count = len(self.workload)
         for picked in np.array_split(np.arange(count), count // size + 1):
             yield self.take(picked)

@@ -105,10 +105,10 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Launches are chosen from all measurements so far. With a model in use (`champion`), each launch
-    is chosen after the results of the launch before. Without a model, a list of launches is chosen
-    at once. If [campaign] elastic_runs is set, the last launches measure how much time a workload
-    loses when a local machine is lost.
+    Launches are chosen from all measurements so far. With a model in use (`champion`), the next
+    launch is chosen when the results of the previous launch are known. Without a model, several
+    launches are chosen at once. If [campaign] elastic_runs is set, the last launches measure how
+    much time a workload loses when a local machine is lost.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -160,7 +160,8 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
     There is one launch for each workload without this measurement, on a recommended cluster. After
-    MOST_TRIES runs, a workload is left out. The run needs local hosts, which share a folder.
+    MOST_TRIES failed runs, a workload is left out. The launches need local hosts, because only
+    local hosts share a folder.
     """
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -206,8 +207,8 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    The result has network probes, and runs of workloads that have not changed. Failures of a
-    machine, of the data or of an installation are left out.
+    These are failed network probes, and failed runs of workloads that have not changed since. A
+    failure is left out if its cause was a machine, missing data or an installation.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}

@@ -64,10 +64,10 @@ def planned(
     """Return a row for each launch: deadline, worst-case cost, AWS requests and messages.
 
     The estimated cost of an EC2 launch is added to `tally` before the caps are applied to the next
-    launch. Columns of a row:
+    launch. Some columns of a row:
 
     refused: True if a cap forbids the launch.
-    said: the reason of a refusal, or messages about data and prices.
+    said: why the launch is refused, or else messages about data and prices.
     worst_usd: the worst-case cost; None for refused launches and local hosts.
     """
     carrier = DataCarrier(workspace)

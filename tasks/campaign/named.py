@@ -53,9 +53,10 @@ class Wish:
 
 
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
-    """Return the clusters that `wish` names, each at its lowest price.
+    """Return the clusters that `wish` names, each with the cheapest offers for its machines.
 
-    The market that [campaign] sets takes precedence over other markets, even at a higher price.
+    The offers are from the market that [campaign] sets. Other markets are used only if this market
+    does not sell all machines of the cluster.
 
     Raises:
         SettingsError: if the workload is unknown or has no code, or if a cluster has an unknown
@@ -148,7 +149,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 
 
 def _predicted(case: Case, run: PlannedRun) -> Row:
-    """Return the predicted step time of `run` and the bounds of its interval, in seconds.
+    """Return the predicted step time of `run` and its prediction interval, in seconds.
 
     The keys are column names, such as `predicted_step_s`. The values are None for profiles and for
     runs that the model cannot predict.
@@ -165,11 +166,14 @@ def _known(case: Case) -> set[str]:
 
 
 def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
-    """Return the runs to measure on `cluster`: missing profiles, and one training run.
+    """Return the runs to measure on `cluster`: profiles, and one training run.
 
-    The training run has the setup with the highest predicted throughput. If the model cannot
-    predict the cluster, the run uses the workload's first mode (precision, strategy and switches)
-    and smallest global batch. Profiles measure compute times on one machine of each type.
+    A profile measures compute times on one machine of an instance type. Only types without a
+    stored profile are profiled.
+
+    The training run has the setup with the highest predicted throughput. If there is no such
+    prediction, the run uses the workload's first mode (precision, strategy and switches) and the
+    smallest possible global batch.
 
     Raises:
         SettingsError: if the cluster cannot train the workload.
@@ -181,9 +185,9 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} with the workload's first precision"
-            f" and strategy and global batch {first.global_batch_least} or more: name other"
-            " machines, or change the batch"
+            f"{cluster.name} cannot train {case.workload.name} in its first precision and strategy"
+            f" with a global batch of {first.global_batch_least} or more: name other machines, or"
+            " change the batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

@@ -96,9 +96,9 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return the usual and the minimum seconds from a request for EC2 machines to the first run.
+    """Return (usual seconds, minimum seconds) from a request for EC2 machines to the first run.
 
-    Downloads of data and installations of requirements are included.
+    These include downloads of data and installations of requirements.
     """
     known = workspace.settings.workloads
     installs = sum(bool(known[name].requirements) for name in workload_names(launch))
@@ -252,7 +252,10 @@ def _spot_margin(workspace: Workspace) -> float | None:
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return the maximum dollars per hour of a machine's volume, public address and requests."""
+    """Return an upper bound, in dollars per hour, on a machine's cost besides its instance price.
+
+    This is the cost of its volume, its public IP address and its S3 requests.
+    """
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
 
@@ -335,7 +338,7 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time on the clock `time.monotonic` at which `launch` must end.
 
-        At this time, the campaign ends or its remaining dollars are spent.
+        At this time, either the campaign ends, or its remaining dollars are spent by the launch.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -346,7 +349,8 @@ class Tally:
     def add(self, served: Served, collected: Collected, cluster: Cluster) -> None:
         """Add the results of one launch to the tally.
 
-        served, collected: the results of the launch, and of loading its records.
+        served: the result of the launch.
+        collected: the result of loading its records into the warehouse.
         cluster: the launched cluster. If it was unavailable, it is added to `refused`.
         """
         self.launches += 1

@@ -32,9 +32,10 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the accelerator's name, or "cpu".
+        """Return the name of the accelerator; "cpu" if the type has none.
 
-        A fraction of a GPU, which has the GPU count 0, is "part of NAME".
+        A GPU count of 0 means that the type has a fraction of a GPU. The result is then
+        "part of NAME".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name

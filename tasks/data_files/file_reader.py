@@ -196,7 +196,10 @@ def digest_of_file(path: Path) -> str:
 
 
 def sentences(found: Iterable[Problem]) -> list[str]:
-    """Return a sentence for each problem. A place is a line of a CSV file or a row of Parquet."""
+    """Return a sentence for each problem in a CSV or Parquet file.
+
+    A sentence calls the place of the problem a line, even if it is a row of a Parquet file.
+    """
     return [
         f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found
     ]

@@ -1,7 +1,8 @@
-"""Run `srift import` and `srift forget`: load measurements from elsewhere and facts of workloads.
+"""Run the commands `srift import` and `srift forget`.
 
-Facts are numbers such as parameters and FLOPs. `srift forget` undoes an import: the model no longer
-learns from its rows. Importing the same files again restores the rows.
+`srift import` loads files with measurements, and files with facts of workloads. Facts are numbers
+such as parameters and FLOPs. `srift forget` undoes an import: the model no longer learns from its
+rows. Importing the same files again restores the rows.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ class Imported:
     """The result of an import.
 
     rows: number of rows in the file of measurements.
-    new: number of rows that were not in use before: not stored, or undone by `srift forget`.
+    new: number of rows that were not stored yet, or that `srift forget` had removed from use.
     counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
         {"vit": 12}}.
     sentences: warnings.
@@ -161,8 +162,8 @@ def _refuse_implausible(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. Of these workloads,
-        rows of the file that are already stored are checked too.
+    workloads: the workloads whose facts are imported together with the rows. All their rows are
+        checked. Rows of other workloads are checked only if they are not stored yet.
     """
     peaks = [
         {
@@ -214,9 +215,10 @@ def load_public(workspace: Workspace) -> int:
 def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> Workspace:
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
-    A question about a transformer needs them. A question about a workload with public step times
-    needs them if srift.toml has no code of the workload. If the warehouse has EC2 step times of
-    `workload`, nothing is imported.
+    They are needed in two cases, unless the warehouse already has EC2 step times of `workload`:
+
+    - The question is about a transformer on EC2.
+    - There are public step times of `workload`, and srift.toml has no code of this workload.
 
     shape: True if the question is about a transformer on EC2.
 
@@ -247,7 +249,8 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
         found = [one for one in imports if one.startswith(text)]
         if len(found) != 1:
             raise SettingsError(
-                f"{len(found)} import ids begin with {text!r}; {nearest_names(text, imports)}"
+                f"{len(found)} import ids begin with {text!r}, but exactly one must;"
+                f" {nearest_names(text, imports)}"
             )
         import_id = found[0]
         remember(connection)

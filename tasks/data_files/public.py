@@ -38,7 +38,7 @@ def packaged_names() -> frozenset[str]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a copy of the workspace that also has the workloads with only public step times.
+    """Return a copy of the workspace that also has the workloads whose public step times are used.
 
     Public step times ship with Srift. They exist only for EC2. A workload of the same name in
     srift.toml takes precedence.

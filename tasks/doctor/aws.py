@@ -103,7 +103,7 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Request a list price and a spot price, and return a sentence about the result.
+    """Check that AWS shows its price list and its spot prices. Return a sentence that says so.
 
     Raises NotChecked if AWS refuses a request.
     """
@@ -127,7 +127,10 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _private(api: Ec2Api, ec2: Ec2) -> str:
-    """Return a sentence if the bucket is private. Raises Wrong if the bucket is public."""
+    """Check that the bucket is not public, and return a sentence that says so.
+
+    Raises Wrong if the bucket is public.
+    """
     region, words = ec2.regions[0], {"Bucket": ec2.bucket}
     missing = ("NoSuchPublicAccessBlockConfiguration", "NoSuchBucketPolicy")
     block = api.ask_unless(missing, "s3:GetBucketPublicAccessBlock", region, **words)
@@ -145,9 +148,9 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
 
 
 def _usable(api: Ec2Api, ec2: Ec2) -> str:
-    """Write, read, list and delete an object in the bucket, and return a sentence about it.
+    """Check that an object in the bucket can be written, read, listed and deleted.
 
-    Raises Wrong if the list of objects lacks the written object.
+    Returns a sentence about the check. Raises Wrong if the bucket's listing lacks the object.
     """
     region, key = ec2.regions[0], f"{ec2.prefix}/doctor/{uuid4().hex}"
     words = {"Bucket": ec2.bucket, "Key": key}
@@ -192,8 +195,8 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
         image = api.image(region, ec2.ami_parameter)
         if image.get("Architecture", "x86_64") != "x86_64":
             raise Wrong(
-                f"image {image['ImageId']} is for {image['Architecture']}: set [ec2] ami_parameter"
-                " to an x86_64 image"
+                f"image {image['ImageId']} needs {image['Architecture']} machines: set [ec2]"
+                " ami_parameter to an x86_64 image"
             )
         spec = launch_spec(
             api, ec2, cluster, deadline_unix=0, lease_id="doctor", controller="doctor"
@@ -207,7 +210,7 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
-    """Send the EC2 requests of a launch as dry runs, and yield which requests AWS allows."""
+    """Send the EC2 requests of a launch as dry runs, and yield findings on their permissions."""
     check, allowed = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
@@ -237,9 +240,11 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
-    """Check that at least one vCPU quota is large enough for the smallest machine under this quota.
+    """Yield a finding for each vCPU quota of the region.
 
-    Only quotas of the market that [campaign] of srift.toml sets are checked.
+    A quota limits a family of instance types. The findings are `wrong` only if no quota is large
+    enough for the smallest machine of its family. Only quotas of the market (spot or on-demand)
+    that [campaign] of srift.toml sets are checked.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

@@ -59,7 +59,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     isolation = detect()
     notes = [f"{link} is a link that is not sent to machines" for link in source.left_out]
     if not isolation.namespaces:
-        notes.append(f"the check had network access, unlike a local host: {isolation.why_not}")
+        notes.append(
+            f"the steps had network access, because namespaces are missing: {isolation.why_not}"
+        )
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
     if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
         notes.append(f"not checked: {', '.join(untried)}")
@@ -121,9 +123,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
 
 
 def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
-    """Write the workload's code and Srift's agent to the same folders as on a machine.
+    """Write the workload's code to `place`/home and Srift's agent to `place`/code/node.
 
-    place: the folder that contains these folders.
+    A training machine has the same folders.
     """
     content, target = source.travels_as(source.read()), place / "home" / file.file
     target.parent.mkdir(parents=True)

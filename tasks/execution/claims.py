@@ -1,8 +1,9 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
-A claim is a row that reserves dollars until the claim is settled, or until `may_cost_until`. A
-refresh claims its dollar cap before it buys machines. It may not use the dollars of earlier claims.
-The SRIFT_HOME that made a claim settles it when the refresh has ended and no machine is left.
+A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
+may not use the dollars of earlier claims. When all launches of the refresh have ended and are
+loaded, the SRIFT_HOME that made the claim settles it. This releases the dollars. A claim that is
+never settled expires at the time in its column `may_cost_until`.
 """
 
 import socket
@@ -40,12 +41,12 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Release the dollars that this SRIFT_HOME reserved for refreshes that have no machines left.
+    """Release the dollars that this SRIFT_HOME reserved for refreshes whose launches are loaded.
 
     Errors are printed, not raised, and the next `srift reap` tries again.
 
-    over: id of an ended refresh. Only its dollars are released. Empty means all refreshes except
-        the running refresh.
+    over: id of an ended refresh, to release only its dollars. If "", the dollars of all refreshes
+        except the running refresh are released.
     """
     # The files are listed before the leases are read, so that a campaign that begins in between
     # keeps its claim.
@@ -76,7 +77,8 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
 
     Reservations that expired before `month_start` are left out.
 
-    before: id of a refresh that has a reservation. Only earlier reservations are returned.
+    before: id of a refresh. Only reservations that are older than its reservation are returned. If
+        it has no reservation, all are returned.
     """
     if not _shares_a_month(workspace):
         return []
@@ -96,13 +98,16 @@ def _shares_a_month(workspace: Workspace) -> bool:
 
 
 def _folder(workspace: Workspace) -> Path:
-    """Return the folder of this SRIFT_HOME's claims: an empty file for each refresh."""
+    """Return the folder that has an empty file for each claim of this SRIFT_HOME.
+
+    The name of a file is the id of the refresh that made the claim.
+    """
     # host names and paths do not identify a SRIFT_HOME: they may be changed or reused
     return workspace.home / "claims"
 
 
 def _unsettled(workspace: Workspace) -> list[Row]:
-    """Return the unreleased reservations of dollars of every SRIFT_HOME, oldest first."""
+    """Return the reservations of every SRIFT_HOME that are not released, oldest first."""
     found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
     return rows_of(found.sort_values("noted_order"))
 

@@ -1,4 +1,4 @@
-"""Copy a workload's data to where machines can read them, before machines are requested.
+"""Copy workloads' data to a place where machines can read them, before machines are requested.
 
 The setting `data` is a folder on this machine or an S3 address:
 
@@ -6,7 +6,7 @@ The setting `data` is a folder on this machine or an S3 address:
 folder       read in place                                uploaded once below data/ of [ec2] bucket
 S3 address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
-If a workload's data cannot be copied, only the runs of the workload are left out.
+If the data of a workload cannot be copied, only the runs of this workload are left out.
 """
 
 import hashlib
@@ -48,14 +48,14 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of the workload `name`, and the transfer that is needed first.
+    """Where machines read the data of the workload `name`, and how the data get there.
 
     place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch", "upload", or empty if no transfer is needed.
-    download_usd: the maximum dollars for the data that a single machine downloads.
-    upload_usd: the maximum dollars to upload a folder and to store it for a month.
+    download_usd: the maximum cost in dollars of the download to one machine.
+    upload_usd: the maximum cost in dollars to upload the folder and store it for a month.
     problem: why the data cannot be used; empty if there is no problem.
     """
 
@@ -84,7 +84,7 @@ class DataPlan:
 class DataCarrier:
     """Plans transfers of workloads' data, and carries them out.
 
-    clients: the AWS clients; None means boto3's.
+    clients: `clients(service, region)` returns an AWS client. None means boto3's clients.
     """
 
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
@@ -221,7 +221,7 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data take {said_bytes(size)}, and the disk of {home} has too little room: run"
+                f"the data take {said_bytes(size)}, but the disk of {home} has too little room: run"
                 f" `aws s3 sync {data.source} FOLDER` on a larger disk, and set `data` to FOLDER"
             )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
@@ -256,7 +256,7 @@ class DataCarrier:
         needed_gib = -(-(size + KEPT_FREE_BYTES) // GIB) + image_gib
         if needed_gib > volume_gib:
             raise BadData(
-                f"the launch's data take {said_bytes(size)}, and [ec2] volume_gib is {volume_gib}:"
+                f"the launch's data take {said_bytes(size)}, but [ec2] volume_gib is {volume_gib}:"
                 f" set volume_gib to at least {needed_gib}"
             )
 

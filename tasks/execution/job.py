@@ -1,4 +1,7 @@
-"""Convert a planned launch to a job: runs in the form that machines receive, and their setups."""
+"""Convert a planned launch to a job.
+
+A job has the runs of the launch in the form that machines receive, and the setup of each run.
+"""
 
 import os
 import time
@@ -72,12 +75,13 @@ class Served:
     """The result of a launch.
 
     mailbox: the folder with the files that machines wrote; None if no machines were acquired.
-    outcome: how the last attempt ended, as text.
+    outcome: how the launch ended, or why it got no machines, as text.
     unavailable: True if the provider could not supply the cluster, or if a machine lacked the
         devices that it must have.
     recorded: ids of the runs with a record from a machine.
     usd: cost of the machines in dollars; None if unknown.
-    rows: rows about runs without a record from a machine, and about a launch that ended early.
+    rows: warehouse rows about runs without a record from a machine, and about a launch that ended
+        early.
     seconds: {phase of the launch: seconds spent in it}.
     """
 
@@ -207,10 +211,10 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A run fails on a machine without these devices. On EC2 machines without accelerators, torch uses
-    a CPU thread for each core. On other machines, torch uses one CPU thread.
+    A run fails on a machine without these devices. The result also has the CPU threads of torch:
+    one for each core on EC2 machines without accelerators, and one on all other machines.
 
-    emulated: True if EC2 machines are emulated on this computer. Any device is then accepted.
+    emulated: True if EC2 machines are emulated on this computer. They may have any device.
     """
     found = []
     for member in cluster.members:
@@ -231,8 +235,9 @@ def _emulated(settings: Settings) -> bool:
     host = f".{urlsplit(endpoint).hostname}"
     if settings.ec2.emulated and not host.endswith((".localhost", ".127.0.0.1")):
         raise SettingsError(
-            "nothing was launched: [ec2] emulated requires an AWS_ENDPOINT_URL on this computer."
-            " Set AWS_ENDPOINT_URL, or remove emulated from srift.toml"
+            "nothing was launched: srift.toml sets `emulated` in section [ec2], but the environment"
+            " variable AWS_ENDPOINT_URL does not name a server on this computer. Set"
+            " AWS_ENDPOINT_URL to such a server, or remove `emulated` from srift.toml"
         )
     return settings.ec2.emulated
 

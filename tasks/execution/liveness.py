@@ -11,13 +11,16 @@ from .outcomes import AttemptEnd
 
 
 class Machines:
-    """The state of a launch's machines, from the provider and from the machines' reports.
+    """The machines of a launch, and which of them can measure.
+
+    The provider and the machines themselves report their states.
 
     data: {digest: S3 address} of the data that each machine downloads.
-    stop_at: the time on `clock` at which the time or money of the refresh is used up.
-    awaited: the machines that have not reported that they started, or still download data.
+    stop_at: the time on `clock` at which the refresh has no time or money left.
+    awaited: the machines that cannot measure yet. Either they have not reported that they started,
+        or they are still downloading data.
     gone: the machines that are lost.
-    fetching: the machines that have reported that they started, but still download data.
+    fetching: the machines in `awaited` that have started and are still downloading data.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Machines:
 
     @property
     def here(self) -> list[int]:
-        """Return the nodes that can measure now, in rank order."""
+        """Return the nodes (indices of machines) that can measure now, in rank order."""
         return [node for node in range(self.mailbox.nodes) if node not in self.gone | self.awaited]
 
     def all_here(self) -> bool:
@@ -76,11 +79,13 @@ class Machines:
         return None
 
     def lost(self) -> AttemptEnd | None:
-        """Return an AttemptEnd with the lost machines that are not in `gone` yet, or None.
+        """Return an AttemptEnd with the newly lost machines; None if there are none.
 
-        A machine is lost if the provider reports its end. If the provider reports no end, machines
-        without a recent heartbeat are lost. The result has the reason of one machine, if possible
-        of an interrupted machine.
+        Newly lost machines are not in `gone` yet. A machine is lost if the provider reports its
+        end. If the provider reports no end, the machines without a recent heartbeat are lost.
+
+        The `reason` of the result is about only one of the machines. If the provider interrupted
+        machines, it is about an interrupted machine.
         """
         self.states = self.running.nodes()
         dead = [
@@ -110,9 +115,9 @@ class Machines:
         self.gone |= lost
 
     def leaving(self) -> tuple[frozenset[int], float]:
-        """Return the nodes with an interruption notice, and the seconds until the first one ends.
+        """Return (nodes with an interruption notice, seconds until the first of these nodes ends).
 
-        Without a notice, the seconds are infinite.
+        If no node has a notice, the seconds are infinite.
         """
         going = {
             node: leaving_s
@@ -129,7 +134,7 @@ class Machines:
 
 
 def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return an AttemptEnd that says that `nodes` are lost because they were too slow.
+    """Return an AttemptEnd which says that `nodes` are lost because they were too slow.
 
     what: the action that took more than `within_s` seconds, such as "start torchrun".
     """

@@ -48,7 +48,7 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write `run_setups`, {run id: setup}. The runs' records cannot be loaded without it."""
+        """Write `run_setups`, {run id: setup}. Without this file, no record can be loaded."""
         write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:
@@ -106,16 +106,16 @@ class Mailbox:
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Any:
-        """Return the measured links between pairs of machines, as `node` reported them.
+        """Return the links between pairs of machines, as measured in `attempt`.
 
-        node: the node with rank 0.
+        node: index of the machine with rank 0 in `attempt`, the only machine that reports them.
         """
         return self._read(node, f"armed-{attempt}.json").get("pairs")
 
     def finished(self, attempt: int) -> list[Row]:
         """Return the content of finished-<attempt>.json of each machine whose torchrun has ended.
 
-        The key `node` is added to each content.
+        The key `node`, the index of the machine, is added to each content.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
@@ -156,8 +156,9 @@ _FILE = Path("controller") / "machines.json"
 class MachineLog:
     """The times at which each machine of a launch was requested, became ready and was lost.
 
-    Times are seconds since the launch began. Replacements of lost machines have no start-up time.
-    If the log cannot be written, no error is raised.
+    Times are seconds since the launch began. Start-up times are logged once, in the first attempt.
+    A machine that is requested later has no start-up time. If the log cannot be written, no error
+    is raised.
     """
 
     def __init__(self, mailbox: Mailbox, cluster: Cluster) -> None:

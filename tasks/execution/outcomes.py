@@ -42,12 +42,12 @@ class AttemptEnd:
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
-    The exit codes of the workers show which machine most likely caused the failure. The result has
-    the reason that this machine reports. If this machine could not write to the mailbox, the result
-    ends the launch.
+    The exit codes of the workers show which machine most likely caused the failure. The report of
+    this machine names the run and the reason. If this machine could not write to the mailbox, the
+    result has `how` "lost" and no `nodes`, which ends the launch.
 
     finished: a report from each machine, with exit codes, run id and reason.
-    under_way: id of the run to blame if the machine's report has no run id in `planned`.
+    under_way: id of the run to blame if the report names no run in `planned`.
     planned: ids of the attempt's runs.
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
@@ -79,7 +79,7 @@ def all_lost_a_peer(finished: Sequence[Row]) -> bool:
 
 
 def refresh_of(lease_id: str) -> str:
-    """Return the id of the refresh that made a launch: `lease_id` without its last number."""
+    """Return the id of the refresh that made a launch: `lease_id` up to its last "-"."""
     return lease_id.rpartition("-")[0]
 
 
@@ -101,7 +101,7 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return a row about a whole launch, in the form of `run_row` with the kind "launch".
+    """Return a row about a whole launch. It has the keys of `run_row`, and the kind "launch".
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".

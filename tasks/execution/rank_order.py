@@ -25,8 +25,9 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     A sweep measures every pair once.
 
     nodes: the measured machines, in the order of the matrices' rows and columns.
-    latency_s: seconds to send an empty message, as a square matrix for each sweep.
-    byte_s: additional seconds for each byte of a message, as a square matrix for each sweep.
+    latency_s: for each sweep, a square matrix of the seconds in which two machines send each other
+        one byte.
+    byte_s: for each sweep, a square matrix of the additional seconds for each byte of a message.
     sharing: for each sweep, a number from 0 (every pair has a separate link) to 1 (all pairs share
         one link).
     """
@@ -58,8 +59,11 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
 def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     """Return True if the links between machines should be measured to choose a rank order.
 
-    Links matter for runs on at least LEAST_ORDERED machines. It takes too long to measure the links
-    of more than MOST_ORDERED machines. Hosts with the same address have no network between them.
+    Returns False in these cases:
+
+    - Every run uses fewer than LEAST_ORDERED machines.
+    - The launch has more than MOST_ORDERED machines, and the measurement would take too long.
+    - Two hosts have the same address, so that there is no network between them.
 
     addresses: the network address of each machine.
     """
@@ -71,7 +75,7 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Any, nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return `nodes` in the rank order that is fastest for the runs `items`, and the reason.
+    """Return (`nodes` in the rank order that is fastest for the runs `items`, reason).
 
     An empty order means that the current order is kept.
 

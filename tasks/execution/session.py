@@ -125,7 +125,7 @@ class Session:
     def _prepare(self) -> None:
         """Write the run setups, data addresses, list of machines and code to the mailbox.
 
-        If this process dies, another process can load the launch's records with these files.
+        If this process dies, these files allow another process to load the launch's records.
         """
         self._note_machines()
         # before `put_data`, after which machines download
@@ -205,11 +205,14 @@ class Session:
         return plan
 
     def handle_loss(self, ended: AttemptEnd) -> str:
-        """Request other machines for the runs that need `ended.nodes`, and return what happened.
+        """Replace the lost machines `ended.nodes` that remaining runs need.
 
         Adds a row for the loss to `served.rows`, and removes runs that can no longer be measured
         from `remaining`. Requests no machine after MOST_REPLACEMENTS replacements, or if too little
         time or money is left.
+
+        Returns the reason of the loss. If no remaining run can be measured, the result also says
+        why there is no replacement.
         """
         lost = frozenset(ended.nodes)
         self._forget(lost)
@@ -268,7 +271,7 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Mark the nodes `lost` as gone, and log when they were lost."""
+        """Stop waiting for the lost machines `lost`, and log when they were lost."""
         self.machines.drop(lost)
         for node in lost:
             state = self.machines.states[node]
@@ -329,7 +332,7 @@ class Session:
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> str:
-        """Request another machine to replace `node`. Return why it was refused, or ""."""
+        """Request a machine to replace `node`. Return why there is none; "" if it was launched."""
         requested_s = self.laps.passed_s
         try:
             if not self.running.replace(node):
@@ -384,10 +387,10 @@ class _Attempt:
         self._at, self._since = "", 0.0  # the current run, and when it began
 
     def under_way(self) -> str:
-        """Return the id of the run that machines report as current; "" before runs are measured.
+        """Return the id of the current run of this attempt; "" before runs are measured.
 
-        If no machine reports a current run, the first run without a record is returned, or "" if
-        every run has a record.
+        If no machine reports a current run, the first run without a record counts as current. If
+        every run has a record, the result is "".
         """
         reported = self.mailbox.under_way(self.plan.attempt)
         found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
@@ -468,7 +471,9 @@ class _Attempt:
         self.armed = armed
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
-        """Return how a loss or interruption notice ends the attempt; None if the attempt goes on.
+        """Handle lost machines and interruption notices.
+
+        Returns an AttemptEnd if the attempt cannot continue, and None if it continues.
 
         missing: the runs of the attempt without a record, the current run first.
         """

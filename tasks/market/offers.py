@@ -94,10 +94,11 @@ def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str
 
 
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
-    """Return the offers whose columns have the values of all filters. Case is ignored.
+    """Return the offers that pass all filters.
 
-    filters: (column, text) pairs. A column is a key of the rows of `listed`. If no offer's value
-        equals the text, values that contain the text pass.
+    filters: (column, text) pairs. A column is a key of the rows of `listed`. An offer passes a
+        filter if its value equals the text. If no offer's value equals the text, an offer passes
+        if its value contains the text. Case is ignored.
 
     Raises:
         ProviderError: if there are offers, but none passes.
@@ -117,7 +118,7 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
 
 
 def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
-    """Return the newest known offers that pass `filters`, as rows, the cheapest first.
+    """Return the newest known offers that pass `filters`, as rows, cheapest first.
 
     Besides the fields of an offer and its instance type, a row has the keys:
 
@@ -151,8 +152,8 @@ def _row(offer: Offer) -> dict[str, Any]:
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     """Return the provider's current offers without storing them.
 
-    If the provider does not answer, the result is the newer of the offers that ship with Srift and
-    the last snapshot in the warehouse.
+    If the provider does not answer, the result is the last snapshot in the warehouse, or the offers
+    that ship with Srift if they are newer.
 
     Raises:
         ProviderError: if the provider does not answer and there are neither packaged nor stored

@@ -42,8 +42,8 @@ def note_drift(
     intervals.
 
     frames: the result of `warehouse.reads.training_frames`.
-    champion: the model in use. None means that nothing is tested. The sentences then report
-        earlier tests.
+    champion: the model in use. If it is None, nothing is tested, and the sentences report earlier
+        tests.
     """
     if champion is not None:
         known = rows_of(workspace.mart("drift", drifting=True))
@@ -69,8 +69,8 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return {drifting instance type: time of its newest run that was tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. Runs up to
-    this time must be repeated.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. Its runs
+    up to the returned time must be repeated.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -83,9 +83,10 @@ def note_alarms(
     """Store an alarm for each slow run, and return sentences about slow runs and slow machines.
 
     A run is slow if its step time is above the 90 % interval that the model in use predicts. Runs
-    to which the model was fitted are not checked.
+    to which the model was fitted are not checked. A machine is slow if a fixed computation took
+    much longer than is usual on its instance type.
 
-    champion: the model in use. None means that only machines are checked.
+    champion: the model in use. If it is None, only machines are checked, and nothing is stored.
     refresh_id: the refresh whose machines are checked.
     """
     cautions = slow_runs.slow_machines(workspace.mart("machine_speeds", refresh_id=refresh_id))
@@ -103,7 +104,7 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and the number of older alarms.
+    """Return a sentence for each of the newest alarms, and one that counts the older alarms.
 
     alarms: rows of the mart `alarms`, the newest first.
     """

@@ -101,7 +101,7 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
 
 
 def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
-    """Return this provider's rows of the published table or view `name`.
+    """Return the rows of the workspace's provider in the published table or view `name`.
 
     The frame is empty if the published files cannot be read.
     """

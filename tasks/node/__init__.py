@@ -1,4 +1,5 @@
 """The code that runs on each machine, started as `python -m node`.
 
-It needs only torch. Exceptions are on_ec2/, which needs boto3, and workloads/known/.
+Machines must have torch. on_ec2/ also needs boto3, and workloads/known/ also needs the libraries
+that define its networks.
 """

@@ -1,7 +1,8 @@
-"""The agent, a process that reports a machine to the controller and runs plans with torchrun.
+"""The agent, a process that runs the controller's plans on this machine with torchrun.
 
 The controller is the process that launched the machine. Agent and controller exchange files through
-a folder, the mailbox. The agent never imports torch.
+a folder, the mailbox. The agent reports the machine's address and heartbeats. It never imports
+torch.
 
 An attempt is one start of torchrun on the machines of a plan. Attempts are numbered from 1. When
 attempt 1 ends, the agent writes `finished-1.json` and waits for a plan with a higher attempt
@@ -85,7 +86,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan in the mailbox if its attempt number has increased, else None."""
+        """Return the plan in the mailbox if its attempt number is higher than before, else None."""
         try:
             plan = plan_from_json((self.mailbox / "plan.json").read_text())
         except FileNotFoundError:
@@ -204,7 +205,7 @@ class Agent:
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """Return the id of the run that the worker reported last; "" if there is none."""
+        """Return the id of the run that a worker began last; "" if no run has begun."""
         try:
             return str(json.loads((self.folder / "progress.json").read_text())["run_id"])
         except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file
@@ -213,7 +214,7 @@ class Agent:
     def write(self, name: str, body: dict[str, Any]) -> None:
         """Write `body` as JSON to the file `name` in this node's folder.
 
-        On a full disk, the file is not written. The controller then misses the heartbeats.
+        Errors, such as a full disk, are ignored. The controller then notices that heartbeats stop.
         """
         with suppress(OSError):
             write_json(self.folder / name, body)
@@ -229,7 +230,8 @@ class Agent:
 def clean_environment(scratch: Path) -> dict[str, str]:
     """Return the environment variables for an agent or a workload.
 
-    Only the variables in _KEPT are inherited. HOME and TMPDIR are `scratch`.
+    Only the variables in _KEPT are inherited from this process. HOME and TMPDIR are set to
+    `scratch`.
     """
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {
         "HOME": str(scratch),

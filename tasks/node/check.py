@@ -6,12 +6,12 @@ file ANSWER. Keys of the object:
     workload      the fields of a WorkloadFile
     folder        the folder with the workload's code
     precisions    the precisions in which to run steps
-    strategies    the strategies to compare with ddp
+    strategies    the workload's strategies
     batch         samples per step
 
-The list has the result of `checked` for each precision. Each strategy is compared with ddp only
-once, in fp32. The problems of the comparisons are in the first result. Strategies that should not
-train exactly like ddp are not compared.
+The list has the result of `checked` for each precision. Strategies that should train exactly like
+ddp are also compared with ddp. Each strategy is compared only once, in fp32. If a comparison fails,
+its error message is added to the first result whose steps succeeded.
 """
 
 import json
@@ -78,10 +78,12 @@ def main() -> None:
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
     """Train with strategy `name` and with ddp, and return an error message if their losses differ.
 
-    An error of the strategy is returned too. Returns "" if the losses are equal up to rounding, or
-    if ddp cannot train the model on this machine, for example because its data are elsewhere.
+    Also returns an error message if the strategy fails. Returns "" if the losses are equal up to
+    rounding, or if ddp cannot train the model on this machine, for example without its data.
 
-    precision: the precision that the strategy must support. The comparison computes in fp32.
+    batch: the number of samples per step and rank. At most two samples are used.
+    precision: a precision of the workload. The strategy fails if it does not support this
+        precision. Both trainings compute in fp32 to detect small differences.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -121,7 +123,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     Keys of the result:
 
         precision: the precision that was checked.
-        problem: why the workload fails; "" if the workload trains or cannot be checked here.
+        problem: why the workload fails; "" if it trains, or cannot be checked on this machine.
         notes: a list of warnings about probable mistakes.
         figures: a dictionary of measured values; None if the steps failed.
 
@@ -130,7 +132,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
         all keys of the result of `steps.train`, such as step_s.
         losses: the first and the last loss.
         input_s: seconds per step to make a batch or to wait for the loader.
-        queued_share: fraction of the steps' time in which this thread waited for a CPU.
+        queued_share: fraction of the steps' time in which this thread waited for a free CPU core.
     """
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
@@ -174,8 +176,9 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     built.model.zero_grad()
     if idle:
         raise WorkloadError(
-            f"{', '.join(idle[:_NAMED])} had no part in the loss, so data parallelism would wait"
-            " forever for their gradients. Use them, or set their requires_grad to False"
+            f"the parameters {', '.join(idle[:_NAMED])} had no part in the loss, so data"
+            " parallelism would wait forever for their gradients. Use the parameters in the forward"
+            " pass, or set their requires_grad to False"
         )
     # The first step of a process is several times slower, so only the second step is timed.
     item = Item(

@@ -25,10 +25,10 @@ _KEPT = 2  # number of kept states; the older state is used if the newest state 
 
 
 def write_checkpoint(built: LoadedWorkload) -> dict[str, Any]:
-    """Time how long it takes to write the training state to a temporary file on disk.
+    """Write the training state to a temporary file on disk, and time how long this takes.
 
-    Returns {"checkpoint_bytes", "checkpoint_s"}, without `checkpoint_s` if the state is too large
-    or cannot be written.
+    The result has the keys `checkpoint_bytes` and `checkpoint_s`. If the state is too large or
+    cannot be written, `checkpoint_s` is left out.
     """
     state = built.state()
     size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
@@ -60,9 +60,9 @@ class Checkpoints:
     folder: Path
 
     def write(self, step: int, state: dict[str, Any], **more: Any) -> None:
-        """Write `state` and its manifest, and delete all states except the last _KEPT.
+        """Write `state` and its manifest, and delete all states except the newest _KEPT states.
 
-        The manifest also has the entries of `more`. Raises OSError if a file cannot be written.
+        `more` are further entries for the manifest. Raises OSError if a file cannot be written.
         """
         began, buffer = time.perf_counter(), io.BytesIO()
         path = self.folder / f"step-{step:09d}.pt"

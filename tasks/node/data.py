@@ -56,9 +56,9 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
 def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
     """Return {file name: S3 key}, where the file name is the key without `prefix`.
 
-    keys: keys that begin with `prefix`. Objects that represent a folder are left out.
+    keys: keys that begin with `prefix`. Keys of objects that represent a folder are left out.
 
-    Raises ValueError if a key is not a safe file name.
+    Raises ValueError if a key cannot be a file name, for example because it contains "..".
     """
     found: dict[str, str] = {}
     for key in keys:

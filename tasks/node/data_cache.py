@@ -10,8 +10,8 @@ The file has three parts:
     samples  pickles, one after another
 
 A process holds a lock while it appends a sample, and writes the index entry last. A half-written
-sample has no entry, and a damaged sample has another checksum. Such samples are read from the
-dataset again.
+sample therefore has no entry. A damaged sample does not match its checksum in the index. Such
+samples are read from the dataset again.
 """
 
 import ctypes
@@ -49,16 +49,16 @@ _LOG = logging.getLogger(__name__)
 class Cached(Dataset[Any]):
     """A dataset that reads each sample of `dataset` once, and returns it from a cache afterwards.
 
-    Wrap the dataset that reads and decodes, and augment outside the cache. A random augmentation
-    inside the cache would give the same result in every epoch:
+    A random augmentation inside the cache would give the same result in every epoch. Therefore
+    wrap only the dataset that reads and decodes, and augment the samples that the cache returns:
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples are read twice, and an error is raised if the two readings differ. Samples
-    that do not fit into the cache are read in every epoch.
+    The first samples are read twice. If the two readings differ, an error is raised. Samples that
+    do not fit into the cache are read from `dataset` in every epoch.
 
     Args:
-        memory_gib: GiB of memory for the samples of one rank if `folder` is not given.
+        memory_gib: GiB of memory for the samples of one rank. Used only if `folder` is not given.
         folder: a folder on a local disk that keeps samples for all processes of this user and for
             later runs. Samples are added while at least 5 GiB of the disk are free.
         key: a text that identifies the samples in `folder`, together with the dataset's type and
@@ -125,15 +125,18 @@ class Cached(Dataset[Any]):
             if _pickled(at, self.dataset[at]) != content:
                 raise ValueError(
                     f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
-                    " Augment outside the cache: DataLoader(Augmented(Cached(dataset)))"
+                    " Apply random augmentation to the samples of the cache, not inside the cached"
+                    " dataset: DataLoader(Augmented(Cached(dataset)))"
                 )
         self._store.put(at, content)
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory, with `share` of the size limit.
+        """Replace the cache by an empty cache in memory, with a smaller size limit.
 
-        Srift uses this method to time steps of a later epoch with only a part of the samples.
+        Srift times steps with only a few of the samples. If these are the fraction `share` of all
+        samples, the new limit is the same fraction of the original limit. Then the same fraction of
+        samples is cached as in a real training.
         """
         # In memory even with a folder, because so few samples would stay in the page cache anyway.
         room = self.memory_gib * _GIB
@@ -143,11 +146,11 @@ class Cached(Dataset[Any]):
 
 
 class _Store:
-    """The file of a cache. A sample that cannot be read or stored counts as missing.
+    """The file with the samples and the index of a cache.
 
     path: the path of the file; "" creates a file in memory.
-    digest: the first bytes of the file, which identify the dataset. A file that begins with other
-        bytes is emptied.
+    digest: the first bytes of the file, which identify the dataset. An existing file that begins
+        with other bytes is emptied.
     samples: the number of entries in the index.
     room: the maximum total size of the samples in bytes. Infinity means that all but _MIN_FREE
         bytes of the disk may be used.
@@ -197,10 +200,10 @@ class _Store:
         return content if zlib.crc32(content, at) == checksum else None
 
     def put(self, at: int, content: bytes) -> None:
-        """Store the pickle of the sample at index `at`, unless it is already stored.
+        """Store `content`, the pickle of the sample at index `at`, unless it is already stored.
 
-        After an error, or if there is no room, a warning is logged once and the cache counts as
-        full.
+        If there is no room or the file cannot be written, the cache counts as full from then on. A
+        warning is logged once.
         """
         try:
             with _locked(self._file):
@@ -218,7 +221,7 @@ class _Store:
             if not self.full:
                 self.full.fill_(1)
                 _LOG.warning(
-                    "data cache: %s stores no more samples (%s); others are read in every epoch",
+                    "data cache: %s stores no more samples (%s); the rest is read in every epoch",
                     self._path,
                     error,
                 )

@@ -16,11 +16,11 @@ from .record import ANY, CPU, Devices
 
 
 def own_device(expected: Devices) -> torch.device:
-    """Return the device of this rank, which becomes torch's current device if it is a GPU.
+    """Return the device of this rank. If the device is a GPU, make it torch's current device.
 
-    The device is the CPU if `expected.name` is CPU, or if it is ANY and the machine has no GPU.
-    Otherwise, the device is the GPU with index LOCAL_RANK. torch raises RuntimeError if this GPU is
-    gone.
+    The CPU is returned if `expected.name` is CPU, or if `expected.name` is ANY and the machine has
+    no GPU. Otherwise, the GPU with index LOCAL_RANK is returned. torch raises RuntimeError if this
+    GPU is gone.
     """
     if expected.name == CPU or (expected.name == ANY and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -40,7 +40,7 @@ def backend(device: torch.device) -> str:
 
 
 def now(device: torch.device) -> float:
-    """Wait until the device has no queued work, and return a monotonic clock's time in seconds."""
+    """Wait until `device` has finished its queued work, and return `time.perf_counter()`."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -69,7 +69,7 @@ def usable(device: torch.device) -> bool:
 def reset_peak(device: torch.device) -> None:
     """Free unused memory, and reset the peak that `peak_bytes` returns.
 
-    On a CPU, the reset has no effect if the kernel does not permit it.
+    On a CPU, the peak is not reset if the kernel does not permit this.
     """
     gc.collect()
     if device.type == "cuda":

@@ -32,11 +32,11 @@ _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("
 
 
 def is_named(expected: str, name: str) -> bool:
-    """Return True if torch's `name` of a device matches the provider's name `expected`.
+    """Return True if torch's name of a device, `name`, matches the provider's name, `expected`.
 
-    `name` must contain every word of `expected` as a whole word, in any order: "NVIDIA
-    A100-SXM4-40GB" is an A100, but an A10 is not an A10G. A virtual device matches only a fraction
-    of a device, such as "L4 1/8".
+    `name` must contain every word of `expected` as a whole word, in any order. For example, "NVIDIA
+    A100-SXM4-40GB" matches "A100", but "NVIDIA A10" does not match "A10G". If `name` is the name of
+    a virtual GPU, `expected` must name a fraction of a GPU, such as "L4 1/8".
     """
     if expected == ANY:
         return True
@@ -60,8 +60,8 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 def wait_for_devices(expected: Devices, most_s: float) -> str:
     """Wait until the expected devices are usable. Return "", or why they are not usable.
 
-    The first check may take minutes on a new machine. The wait ends _WITHIN_S seconds after the
-    first check, and at the latest after `most_s` seconds.
+    The first check may take minutes on a new machine. If it fails, further checks follow for
+    _WITHIN_S seconds. All checks together take at most `most_s` seconds.
     """
     ends = time.monotonic() + most_s
     until = None
@@ -81,7 +81,7 @@ def wait_for_devices(expected: Devices, most_s: float) -> str:
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process lists the devices. The list is empty if the process fails, or takes more than
+    A new process lists the devices. The list is empty if this process fails, or takes more than
     `within_s` seconds.
     """
     command = (sys.executable, "-c", _LOOK)

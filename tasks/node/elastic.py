@@ -45,8 +45,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
     Samples are divided in proportion to `batches`, up to rounding. Every rank gets at least one
-    sample. All ranks have the same number of micro-batches. The last micro-batch of a rank is never
-    empty, because only the last micro-step communicates.
+    sample. All ranks get equally many micro-batches, some of which may be empty. The last
+    micro-batch of a rank is never empty, because ranks communicate only in the last micro-step.
 
     global_batch: the number of samples, which must be at least the number of ranks.
     batches: the maximum micro-batch size of each rank.
@@ -88,8 +88,8 @@ class ElasticRun(Worker):
     def patience_s(self) -> float:
         """Return the maximum seconds to wait for the other ranks to join.
 
-        At the first start, this is the plan's `timeout_s`. After a restart, all ranks start
-        together, so the limit is shorter. The limit doubles after each failed attempt to join.
+        At the first start, the limit is the plan's `timeout_s`. After a restart, all ranks start
+        together, so the limit is shorter. It doubles after each failed attempt to join.
         """
         # torchrun does not notify the workers if a machine is lost before all ranks have joined
         starts = len(self.checkpoints.read("start"))
@@ -176,7 +176,7 @@ class ElasticRun(Worker):
         }
 
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
-        """Write a checkpoint after `step`. Every rank must call this method.
+        """Write a checkpoint after `step` on the leader. Every rank must call this method.
 
         The loss of the step is the sum of `partial_loss` over all ranks. The leader raises
         FloatingPointError if this loss is not finite.
@@ -192,7 +192,7 @@ class ElasticRun(Worker):
 def main() -> None:
     """Run this rank as a worker process of torchrun. After a failure, log the reason and exit.
 
-    A failed record is written too, unless the failure means that a peer was lost.
+    The run is also recorded as failed, unless the failure means that another rank was lost.
     """
     die_with_parent()
     run = ElasticRun()
@@ -208,7 +208,7 @@ def main() -> None:
         if lost_peer(error):  # torchrun restarts the remaining workers
             leave(EXIT_LOST_PEER, f"a peer was lost: {reason}")
         run.write_record(run.item, reason)
-        leave(EXIT_ITEM_FAILED, f"{run.item.run_id} ended on {reason}")
+        leave(EXIT_ITEM_FAILED, f"{run.item.run_id} failed on {reason}")
     if run.leads:
         run.started_unix = values["starts"][0]["began_unix"]
         run.write_record(run.item, values=values)

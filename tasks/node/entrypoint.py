@@ -1,4 +1,4 @@
-"""Call a workload's entrypoint on one rank, check its result, and try one pass of training."""
+"""Call a workload's entrypoint on one rank, check its result, and try one training pass."""
 
 import importlib
 import importlib.util
@@ -89,7 +89,11 @@ class LoadedWorkload:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return {"parameters": trained elements, "gradient_bytes": bytes of their gradients}."""
+        """Return the sizes of the trained parameters.
+
+        parameters: the number of elements.
+        gradient_bytes: the size of the gradients in bytes.
+        """
         trained = [weights for weights in self.model.parameters() if weights.requires_grad]
         return {
             "parameters": sum(weights.numel() for weights in trained),
@@ -110,12 +114,12 @@ def build(
 
     folder: the folder with the workload's Python file or unpacked archive.
     workload: the workload. Its `data` must be a folder on this machine (see data.data_path).
-    seed: the seed of the weights, which are equal on all ranks. Each rank draws different data.
+    seed: the random seed. All ranks get the same initial weights, but draw different data.
     computing: the precision, and the device on which the workload computes.
     shared: True to leave the model in host memory until a strategy, such as FSDP, shards it.
 
-    If the entrypoint returns a DataLoader, the caller must call `close` of the result to end the
-    worker processes.
+    If the entrypoint returns a DataLoader, the caller must call `close()` on the result to end the
+    loader's worker processes.
 
     Raises:
         WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.
@@ -155,9 +159,9 @@ def build(
     trained = [weights for held in optimizer.param_groups for weights in held["params"]]
     if any(weights.requires_grad and id(weights) not in averaged for weights in trained):
         raise WorkloadError(
-            "the optimizer trains a parameter outside the model, so its gradients would not be"
-            " averaged over devices. Add the parameter to the model, or create the optimizer after"
-            " the model"
+            "the optimizer trains a parameter outside the model, so the parameter's gradient would"
+            " not be averaged over devices. Add the parameter to the model, or create the optimizer"
+            " after the model"
         )
     computing.hold()  # user code may have changed torch's float32 precision
     for part in (loss,) if shared else (model, loss):
@@ -203,7 +207,8 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
 def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """Return where the workload's code raised `error`, such as "mine.py, line 14, in make_batch".
 
-    This is the innermost frame of the workload's code in the traceback; "" if there is none.
+    If the traceback has several frames of the workload's code, the innermost frame is returned. If
+    it has none, the result is "".
     """
     # the message of a DataLoader worker's error contains the worker's traceback
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
@@ -218,8 +223,8 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 def _on_device(make_batch: BatchMaker, device: torch.device) -> BatchMaker:
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
-    `device` is torch's default device while `make_batch` runs, unless `make_batch` is a Loader,
-    which makes batches in host memory.
+    While `make_batch` runs, `device` is torch's default device. A Loader is an exception, because
+    it makes batches in host memory.
     """
     if device.type == "cpu":
         return make_batch

@@ -9,8 +9,9 @@ tensor parallelism and ddp draw different dropout masks. The check passes if
 `loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong forward pass or loss
 shows in the first step. A wrong update of the weights shows in the last step.
 
-To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. `spread`
-is the largest difference so far between the losses of the two ddp trainings.
+To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. For the
+check of a step, `spread` is the largest difference between the losses of the two ddp trainings in
+this step and all earlier steps.
 """
 
 import copy
@@ -44,7 +45,7 @@ _MEMORY_OF_DDP = 8
 
 
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
-    """Compare the losses of two short trainings: with the strategy of the run `item`, and with ddp.
+    """Train a few steps with the strategy of the run `item` and with ddp, and compare the losses.
 
     Every rank must call this function. If ddp cannot train the model on this machine, this function
     prints the reason and returns.
@@ -61,7 +62,7 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     def losses(name: str, *, disturbed: bool = False) -> list[float]:
         """Train with strategy `name`, and return the loss of each step as a mean over ranks.
 
-        After training has diverged, the losses are infinite.
+        If the training diverges, the losses of the remaining steps are infinite.
 
         disturbed: True to change each weight by a rounding error before training.
         """

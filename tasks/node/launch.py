@@ -1,10 +1,10 @@
-"""Manage one rank of a torchrun launch: process groups, waits for other ranks, and reports.
+"""Manage one rank of a torchrun launch: create groups, wait for other ranks, and write reports.
 
-An item is one run of the plan. A node runs its items one after another, even if the items use
-different devices. Different nodes run single-node items at the same time, because these items use
-no network. A multi-node item runs alone. All earlier items end before the multi-node item starts,
-and later items wait for its end. When an item ends, its first rank sets the key `run_id` of the
-shared TCPStore. Other ranks wait for this key without using CPU time.
+An item is one measurement run of the plan. A node runs its items one after another, even if the
+items use different devices. Different nodes run single-node items at the same time, because these
+items use no network. A multi-node item runs alone. All earlier items end before the multi-node item
+starts, and later items wait for its end. When an item ends, its first rank sets the key `run_id` of
+the shared TCPStore. Other ranks wait for this key without using CPU time.
 """
 
 import json
@@ -48,8 +48,8 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    devices: {node: its kind of device, as records describe it}. A Worker assumes that all nodes
-        have the same kind of device. A Launch gathers the real kind from each node.
+    devices: {node: the kind of device that the node uses}, for records. A Worker enters this rank's
+        own kind for all nodes. The subclass Launch gathers the kind from each node.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class Worker:
     def wait_for_go(self, armed: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the controller's file `go-<attempt>.json`, and return its content.
 
-        The first rank of each node also writes `armed` to the file `armed-<attempt>.json`. This
-        file tells the controller that the node waits.
+        Before the wait, the first rank of each node writes `armed` as JSON to the file
+        `armed-<attempt>.json`. This file tells the controller that the node is ready.
         """
         if self.reports:
             self.report(f"armed-{self.plan.attempt}.json", armed)
@@ -139,11 +139,11 @@ class Launch(Worker):
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     written: names of the workloads for which this rank has timed a checkpoint.
-    equal: the cases that have passed the comparison with ddp. Each case is a text with workload,
-        strategy, precision and ranks.
+    equal: the combinations that have passed the comparison with ddp. Each entry is a string with
+        the workload, strategy, precision and ranks of a run.
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
-    pairs: the result of probe.pairs on the first rank of each machine. {} on the other ranks, or if
-        the plan does not request it.
+    pairs: on the first rank of each node, the measured links between nodes (see probe.pairs). Empty
+        on other ranks, if the plan does not request the measurement, and before torch 2.13.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Launch(Worker):
     def _group(self, ranks: tuple[int, ...], **order: Any) -> dist.ProcessGroup:
         """Create the process group of `ranks`. Every rank of the launch must call this method.
 
-        order: keyword arguments for torch's `new_group`.
+        order: further keyword arguments of torch's `new_group`, such as `sort_ranks`.
         """
         timeout = timedelta(seconds=self.plan.timeout_s)
         return dist.new_group(  # type: ignore[no-any-return]
@@ -188,9 +188,10 @@ class Launch(Worker):
         )
 
     def take_order(self, go: Mapping[str, Any]) -> None:
-        """Recreate the runs' process groups with the nodes in the ring order `go["order"]`.
+        """Recreate the runs' process groups with the nodes in the order of the all-reduce ring.
 
-        Every rank must call this method. `go` is the content of `go-<attempt>.json`.
+        Every rank must call this method. `go` is the content of `go-<attempt>.json`. Its entry
+        `order` lists the nodes in ring order, or is empty.
         """
         self.order, ranks = go["order"], self.plan.ranks_of
         ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
@@ -216,7 +217,7 @@ class Launch(Worker):
         return self.plan.label(self.rank)
 
     def leads(self, item: Item) -> bool:
-        """Return True for the first rank of the run `item`, which writes the run's record."""
+        """Return True if this rank is the first rank of the run `item`, and writes its record."""
         return self.rank == self.plan.ranks_of(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:
@@ -247,7 +248,10 @@ class Launch(Worker):
 
 
 def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
-    """Warm up torch with two tiny training steps in `alone`, a process group of only this rank."""
+    """Warm up torch with two tiny training steps.
+
+    alone: a process group with only this rank.
+    """
     # The first step of a process takes about one second longer, which no measurement may include.
     model = torch.nn.Linear(2, 2, device=device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -258,7 +262,7 @@ def rehearse(alone: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
-    """Describe `error` in one line: its type, message, and the line of user code that raised it.
+    """Return a one-line description of `error` and of the line of user code that raised it.
 
     An example is "ValueError: bad shape (mine.py, line 14, in make_batch)". The part in parentheses
     is left out if `workload` is None or no line of user code is known.

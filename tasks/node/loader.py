@@ -101,8 +101,8 @@ class Loader:
     def as_in_later_epochs(self) -> None:
         """Fill the dataset's sample caches, so that loading is as fast as in later epochs.
 
-        Afterwards, all batches are drawn from the few samples that are cached. Raises the errors of
-        the dataset.
+        Only a few samples are read. Afterwards, all batches are drawn from these samples. Raises
+        the errors of the dataset.
         """
         dataset: Any = self.given.dataset
         caches = list(_caches(dataset))
@@ -183,7 +183,7 @@ class Loader:
 
 
 def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int) -> None:
-    """Make the kernel kill this loader worker when its rank ends, and call `begin`.
+    """Prepare a new loader worker: let the kernel kill it when its rank ends, and call `begin`.
 
     begin: the user's `worker_init_fn`, or None.
     folder: the folder for the sockets through which the worker returns batches.
@@ -197,16 +197,16 @@ def _begin_worker(begin: Callable[[int], None] | None, folder: str, worker: int)
 
 @cache
 def _folder_of_sockets() -> str:
-    """Return a short path to the temporary folder.
+    """Return a short path to the temporary folder, in which loader workers create Unix sockets.
 
-    Paths of Unix sockets must not exceed 107 characters; see unix(7).
+    The path of a Unix socket must not exceed 107 characters; see unix(7).
     """
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY)
     return f"/proc/{os.getpid()}/fd/{folder}"
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the sample caches (data_cache.py) in a dataset, its attributes and its lists."""
+    """Yield the sample caches (data_cache.py) in a dataset, or in the datasets that it wraps."""
     seen: set[int] = set()
     left = [dataset]
     while left:
@@ -223,8 +223,9 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> set[int]:
-    """Return the sizes of all dimensions of tensors, and the lengths of all lists, in `data`.
+    """Return all numbers that may be the number of samples in `data`.
 
+    These are the sizes of all tensor dimensions and the lengths of all lists, tuples and mappings.
     `data` is the inputs or the target of a batch.
     """
     if isinstance(data, Tensor):
@@ -250,7 +251,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Return a context manager that resumes the loader's workers, and pauses them at its end."""
+    """Return a context manager that resumes the loader's workers, and pauses them on exit."""
     if loader is not None:
         loader.signal(signal.SIGCONT)
     yield

@@ -37,27 +37,25 @@ _Result = TypeVar("_Result")
 
 
 class NotMeasured(Exception):
-    """The run has no result. All ranks of the run raise this error together."""
+    """The run has no valid measurement. If a rank raises this error, all ranks of the run do."""
 
 
 @dataclass
 class Patience:
-    """Repeats disturbed blocks of steps while time is left.
+    """Repeats blocks of steps that other virtual machines disturbed, while time is left.
 
-    A Patience also keeps the stolen CPU time and the reference times of accepted blocks.
-
-    A block is a group of consecutive steps. A block is disturbed if the stolen fraction of any
-    machine's CPU time is at least DISTURBED. When no time is left, every block is accepted.
+    A block is a group of consecutive steps. A block is disturbed if at least the fraction DISTURBED
+    of the CPU time was stolen on any machine. When no time is left, every block is accepted.
 
     left_s: seconds left for repetitions.
     taken: stolen CPU time in clock ticks, summed over accepted blocks.
     wanted: stolen plus used CPU time in clock ticks, summed over accepted blocks.
-    reference: a fixed computation to time before and after each block.
-    references: for each accepted block, a list with one time per rank in seconds. The time is the
-        mean of the two reference computations before and after the block.
+    reference: the fixed computation that is timed before and after each block.
+    references: for each accepted block, a list with one time per rank, in seconds. This time is the
+        mean of the reference computations before and after the block.
 
-    `taken` and `wanted` add only one machine per block, the machine with the largest stolen
-    fraction.
+    If a block runs on several machines, `taken` and `wanted` count only the machine with the
+    largest stolen fraction.
     """
 
     left_s: float = 0.0
@@ -68,9 +66,9 @@ class Patience:
 
     @property
     def taken_share(self) -> float:
-        """Return the stolen fraction of CPU time in the run's accepted blocks.
+        """Return the fraction of CPU time that was stolen in the run's accepted blocks.
 
-        Returns 0 if the accepted blocks have too few CPU ticks for a precise fraction.
+        Returns 0 if the blocks are too short to measure this fraction.
         """
         return _share(self.taken, self.wanted)
 
@@ -80,16 +78,17 @@ class Patience:
         self.references = []
 
     def reference_values(self, used: Sequence[int]) -> dict[str, Any]:
-        """Return the values about the reference computation for the run's record.
+        """Return the times of the reference computation, for the run's record.
 
         `used` lists the number of devices of each machine. The result is empty if no block was
-        accepted. Else it has these keys:
+        accepted. Otherwise, it has these keys:
 
-        reference_s: one time per machine in seconds: the median over blocks, on the machine's
-            slowest device.
-        reference_blocks: the number of blocks.
-        reference_spread: the standard deviation over blocks divided by the median, combined over
-            devices by the root mean square.
+        reference_s: a list with the seconds on each machine. Each entry is the median over blocks
+            on the slowest device of the machine.
+        reference_blocks: the number of accepted blocks.
+        reference_spread: the variation between blocks. On each device, this is the standard
+            deviation over blocks divided by the median. The root mean square over devices is
+            returned.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:
@@ -107,8 +106,8 @@ class Patience:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
         A machine is disturbed if at least the fraction DISTURBED of its CPU time was stolen during
-        the call. Every rank of `group` must call this method. All ranks call `measure` equally
-        often.
+        the call. Every rank of `group` must call this method. All ranks call `measure` the same
+        number of times.
         """
         while True:
             reference_s = self.reference.seconds()
@@ -181,15 +180,16 @@ def drift(values: Sequence[float]) -> float:
 
 
 def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float) -> int:
-    """Return the number of steps in the next block of a measurement; 0 if the measurement ends.
+    """Return the number of steps in the next block of a measurement; 0 to end the measurement.
 
-    seconds: the time of each step so far.
-    least: the minimum number of steps. Then the measurement ends when the step time is precise.
-    most: the number of steps after which the measurement always ends.
-    left_s: seconds until the measurement ends. At least one block is always measured.
+    The measurement ends if `least` steps are timed and the step time is precise. It also ends if
+    `most` steps are timed, or if no time is left. At least one block is timed.
 
     The step time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift`
     is below DRIFT.
+
+    seconds: the duration of each timed step so far.
+    left_s: seconds left for the measurement.
     """
     count = len(seconds)
     if count and (count >= most or left_s <= 0):

@@ -43,14 +43,14 @@ class Arithmetic:
         if named in ("tf32", "bf16") and (is_old or (named == "tf32" and not is_gpu)):
             name = torch.cuda.get_device_name(self.device) if is_gpu else "a CPU"
             raise NoSuchPrecision(
-                f"{named} needs an NVIDIA GPU of the Ampere generation or newer; this is {name}."
-                " Train in fp32"
+                f"{named} needs an NVIDIA GPU of the Ampere generation or newer, but the device is"
+                f" {name}. Train in fp32"
             )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=named == SCALED)
         self.hold()
 
     def hold(self) -> None:
-        """Set torch's float32 precision. Call this again after user code, which may change it."""
+        """Set torch's float32 precision. Call this again after user code, which may change this."""
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 

@@ -1,9 +1,9 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
-Run as `python -m node.prepare ...`. After the preparation, this process becomes the command
-`python ...`, in the workloads' folder and with the workloads' environment variables. If the
-workloads have requirements, the command uses the Python of their virtual environment. This module
-imports only the standard library.
+Run as `python -m node.prepare ARGUMENTS`. After the preparation, the command `python ARGUMENTS`
+replaces this process. It runs in the workloads' folder, with the workloads' environment variables.
+If the workloads have requirements, the command uses the Python of their virtual environment. This
+module imports only the standard library.
 """
 
 import os
@@ -34,9 +34,9 @@ def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
 
 
 def main() -> NoReturn:
-    """Prepare the machine, then replace this process by the command in its arguments.
+    """Prepare the machine, then replace this process by `python` with the same arguments.
 
-    If the preparation fails, write a failed record for every run on this node, and exit.
+    If the preparation fails, record every run on this node as failed, and exit.
     """
     mailbox, plan, node = task_of_process()
     scratch = mailbox / f"node-{node}" / "scratch"

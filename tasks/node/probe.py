@@ -32,9 +32,10 @@ def probe(item: Item, group: Group, device: torch.device, patience: Patience) ->
     Returns {"rows": list}. Each row is a dictionary for one message size:
 
     bytes: the size of the message.
-    seconds: the time of an all-reduce on its slowest rank, as the interquartile mean over repeats.
+    seconds: the interquartile mean over repeated all-reduces. The time of an all-reduce is the time
+        on its slowest rank.
 
-    Raises NotMeasured if `group` is None, because a single device has no network.
+    Raises NotMeasured if `group` is None, because a single device does not use the network.
     """
     if group is None:
         raise NotMeasured("a probe of the network needs at least two devices")
@@ -50,7 +51,7 @@ def probe(item: Item, group: Group, device: torch.device, patience: Patience) ->
 
 
 def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: int) -> list[float]:
-    """Run `repeats` all-reduces, and return their times in seconds, each on its slowest rank."""
+    """Run `repeats` all-reduces, and return the seconds of each all-reduce on its slowest rank."""
     mine = []
     meet(group)
     for _ in range(repeats):
@@ -63,12 +64,13 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    Every rank of `group` must call this function. All links are measured SWEEPS times. Values
-    of the returned dictionary are lists with one entry per measurement:
+    Every rank of `group` must call this function. All links are measured SWEEPS times. Each value
+    of the returned dictionary is a list with one entry per measurement:
 
-    latency_s: matrices of shape (n, n). Entry (i, j) is the time in seconds in which ranks i and j
-        send each other one byte.
-    byte_s: matrices of shape (n, n) with the additional seconds per byte.
+    latency_s: a matrix of shape (n, n). Element (i, j) is the time in seconds in which ranks i and
+        j send each other one byte.
+    byte_s: a matrix of shape (n, n). Element (i, j) is the additional time per byte of a longer
+        message, in seconds.
     sharing: how much pairs of machines delay each other if they send at the same time. 0 means not
         at all, and 1 means that all pairs share one link.
     """
@@ -121,9 +123,9 @@ class _Links:
         return torch.maximum(both, both.mT)
 
     def sharing(self, together: dict[tuple[int, int], float]) -> float:
-        """Return how much the pairs in `together` delay each other if all send at the same time.
+        """Measure how much the pairs in `together` delay each other if all send at the same time.
 
-        0 means not at all, and 1 means that all pairs share one link.
+        The result 0 means not at all, and 1 means that all pairs share one link.
 
         together: {pair of ranks: seconds of an exchange while no other pair sends}. No rank is in
             two pairs.
@@ -141,7 +143,8 @@ class _Links:
     def _size(self, peer: int) -> int:
         """Return the size in bytes of the long message for the link to `peer`.
 
-        An exchange of this size takes at least _PAIR_S seconds, unless the size is _MAX_BYTES.
+        An exchange of this size takes at least _PAIR_S seconds. If even _MAX_BYTES bytes take less
+        time, the size is _MAX_BYTES.
         """
         size = _MIN_BYTES
         while size < _MAX_BYTES:

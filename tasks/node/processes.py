@@ -39,7 +39,7 @@ def seconds_since_start() -> float:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends."""
+    """Make this process the new parent of each descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -73,7 +73,7 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Prevent this process and its descendants from gaining privileges, such as by set-uid bits."""
+    """Prevent this process and its descendants from gaining privileges, as set-uid programs do."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -108,8 +108,8 @@ def leave(code: int, message: str) -> NoReturn:
 def worker_exit_code(log: str, own_code: int) -> int:
     """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
 
-    Returns `own_code`, the exit code of torchrun or node.prepare, if the log has no exit code of a
-    rank.
+    If the log has no exit code of a rank, returns `own_code`, the exit code of torchrun or
+    node.prepare.
     """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit
@@ -124,8 +124,8 @@ def worker_exit_code(log: str, own_code: int) -> int:
 def exit_reason(log: str, worker_code: int) -> str:
     """Return the reason of a failure from torchrun's log; "" if the log has no message of a worker.
 
-    The reason is the last message of a worker, if possible of a worker that exited with
-    `worker_code`.
+    The reason is the last message of the workers that exited with `worker_code`. If they printed no
+    message, the reason is the last message of any worker.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

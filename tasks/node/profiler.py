@@ -35,8 +35,8 @@ def profile(
 ) -> Profile:
     """Profile the batch sizes of the run `item`, and return the values for its record.
 
-    Profiling ends at the first batch size that exceeds the device's memory. If this is the smallest
-    batch size, the out-of-memory error is raised.
+    Profiling ends at the first batch size that does not fit into the device's memory. If no batch
+    size fits, the out-of-memory error is raised.
 
     group: a process group of only this rank, to measure DDP's buckets.
     """
@@ -82,9 +82,9 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     input_s: seconds to make the batch, which are also part of `forward_s`.
     batch: the number of samples.
     peak_bytes: the peak memory.
-    loading: the result of `_loading` for each repeat of the step.
+    loading: a list with the result of `_loading` for each repeat of the step.
 
-    Times are means over the middle half of the repeats, after the repeats are sorted by total time.
+    To exclude outliers, repeats are sorted by total time. Times are means over the middle half.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -118,9 +118,10 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
 
 
 def thread_counters() -> list[float]:
-    """Return [wall time, this thread's CPU time, its time in the CPU's run queue] in seconds.
+    """Return three clocks in seconds: [wall time, CPU time, time in the run queue].
 
-    The time in the run queue is 0 if the kernel does not report it (see proc(5)).
+    CPU time and time in the run queue are those of this thread. The time in the run queue is 0 if
+    the kernel does not report it (see proc(5)).
     """
     queued_s = 0.0
     with suppress(OSError):
@@ -141,10 +142,12 @@ def _loading(before: list[float], batch: int) -> tuple[float, float]:
 
 
 def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Iterator[int]:
-    """Yield 0, 1, 2, ...: an index for each repeat of a measurement.
+    """Yield the indices 0, 1, 2, ... of a measurement's repeats.
 
-    The first `left_out` repeats are a warm-up. At least _MIN_REPEATS repeats follow. Then the
-    indices end after `max_s` seconds, or after _MAX_REPEATS repeats.
+    The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
+    repeats follow. Between these limits, the repeats end after `max_s` seconds.
+
+    clock_s: returns the time in seconds.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):
@@ -168,7 +171,8 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
     Returns a dictionary for each bucket, in the order in which buckets become ready:
 
     bytes: the size of the bucket.
-    ready_fraction: the fraction of the backward pass that has passed when the bucket is ready.
+    ready_fraction: the time from the start of the backward pass until the bucket is ready, divided
+        by the time of the whole backward pass.
     """
     clock_s = partial(now, built.device)
     module = DistributedDataParallel(built.model, process_group=group)

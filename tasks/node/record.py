@@ -98,7 +98,9 @@ class WorkloadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices of one kind on one machine: required devices in a plan, used devices in a record.
+    """Devices of one kind on one machine.
+
+    In a plan, these are the required devices. In a record, these are the devices that a run used.
 
     name: in a plan, the provider's name of the device, or CPU, or ANY. In a record, torch's name.
     threads: CPU threads of each rank. In a plan, 0 means one thread per core.
@@ -110,13 +112,15 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True for named GPUs, which a machine must check before it starts torchrun."""
+        """Return True if `name` names a GPU. Nodes check GPUs before they start torchrun."""
         return self.name not in (CPU, ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One measurement run of a plan. Its `kind` is one of:
+    """One measurement run of a plan.
+
+    Values of `kind`:
 
     profile: time the phases of a step for several batch sizes, on one device with ddp.
     probe: time all-reduces between devices.
@@ -183,11 +187,12 @@ class Plan:
     expected: the devices that each node must have.
     port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails.
-    join_s: maximum seconds that nodes wait for each other at the start. A check of GPUs may take
-        the same time.
+    join_s: maximum seconds that nodes wait for each other at the start. Before this wait, the check
+        of a node's GPUs may take equally long.
     prepare_s: maximum seconds that nodes take to install requirements.
     patience_s: seconds for repeating disturbed measurements (see measuring.Patience).
-    ranks: the nodes that take part in this attempt, in ascending order; empty means all nodes.
+    ranks: the indices of the nodes that take part in this attempt, in ascending order; empty means
+        all nodes.
     pairs: True to measure the link between each pair of machines before the runs.
     checkpoints: the checkpoint folder of an elastic run, which all nodes share and which outlives
         the nodes.
@@ -219,7 +224,7 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the maximum seconds that torchrun waits for the torchrun of other nodes."""
+        """Return the maximum seconds that a node's torchrun waits for the other nodes."""
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 
@@ -244,7 +249,7 @@ class Plan:
 
     @property
     def host(self) -> int:
-        """Return the first node that takes part, to which the other nodes connect."""
+        """Return the first node of this attempt, to which the other nodes connect."""
         return min(self.rank_counts)
 
     def ranks_of(self, item: Item) -> tuple[int, ...]:
@@ -271,7 +276,7 @@ def plan_from_json(text: str) -> Plan:
 
 
 def task_of_process() -> tuple[Path, Plan, int]:
-    """Return the mailbox folder, the plan and the node's index from the environment variables."""
+    """Return (mailbox folder, plan, node's index), read from environment variables."""
     plan = plan_from_json(Path(os.environ["SRIFT_PLAN"]).read_text())
     return Path(os.environ["SRIFT_MAILBOX"]), plan, int(os.environ["SRIFT_NODE"])
 
@@ -288,10 +293,10 @@ def record_of(
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
     problem: why the run failed; "" for a measured run.
-    values: the measured values; a failed run has none.
+    values: the measured values; None for a failed run.
     devices: the devices that the run used, one entry per node.
 
-    The field `cause` is DATA if the workload's data were missing, else "".
+    The record's field `cause` is DATA if the workload's data were missing, else "".
     """
     workload = plan.workload(item)
     return {
@@ -314,13 +319,12 @@ def record_of(
 
 
 def fail_runs(code: int, reason: str, cause: str) -> NoReturn:
-    """Write a failed record for each run that uses this node, and exit with `code`.
+    """Record each run that uses this node as failed, and exit with `code`.
 
-    Values of `cause`:
-
-    MACHINE: the machine lacks the expected devices.
-    INSTALL: the package index did not respond, or the installation took too long.
-    "": the workload is the cause.
+    reason: the error message.
+    cause: why the runs failed. MACHINE means that the machine lacks the expected devices. INSTALL
+        means that the package index did not respond, or that the installation took too long. ""
+        means that the workload is the cause.
     """
     mailbox, plan, node = task_of_process()
     for item in plan.items:

@@ -76,9 +76,12 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 def environment_of(environments: Path, digest: str) -> Path:
-    """Return the virtual environment's folder for some requirements, this Python and its torch.
+    """Return the folder of the virtual environment for given requirements.
 
-    The folder is below `environments`. `digest` is the hash of the requirements.
+    The name of the folder also depends on this Python and its version of torch.
+
+    environments: the parent folder of all virtual environments.
+    digest: the hash of the requirements.
     """
     key = "\0".join([digest, sys.version, sys.prefix, version("torch"), *_packages()])
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -104,7 +107,7 @@ def install(
     requirements: the path of a requirements file relative to `root`.
     root: the folder in which pip runs.
     workload: the workload's name for messages.
-    builds: False if pip may install only wheels, because a build runs the package's code.
+    builds: True to permit source builds, which run code of the package. False permits only wheels.
     confine: maps pip's command to a command that runs pip with fewer rights.
 
     Raises NotInstalled if pip fails, takes longer than INSTALL_S seconds, or would have to build a
@@ -121,7 +124,7 @@ def install(
             for line in () if builds else lines_of(root / requirements):
                 if not is_plain(line, root):
                     raise NotInstalled(
-                        f"{failed}: pip may run a package's code for the line {line!r}"
+                        f"{failed}: the line {line!r} may make pip run code of a package"
                     )
             _create(environment)
             pip = [python, "-I", "-m", "pip", "install", "--no-input"]
@@ -154,9 +157,10 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def is_plain(line: str, root: Path) -> bool:
-    """Return True if pip with --only-binary=:all: runs no package code for a requirements line.
+    """Return True if pip runs no code of a package for `line`, given --only-binary=:all:.
 
-    `root` is the folder in which pip runs.
+    line: a line of a requirements file.
+    root: the folder in which pip runs.
     """
     wheel = root / line.rpartition("@")[2].strip()
     is_folder = wheel.suffix.lower() == ".whl" and wheel.is_dir()
@@ -201,7 +205,8 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 def readable() -> list[str]:
     """Return the paths that pip must be able to read, such as Python's folders and certificates.
 
-    The list also has all values of pip's environment variables. Some values are not paths.
+    For simplicity, the list has the values of all environment variables that pip gets, even values
+    that are not paths.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

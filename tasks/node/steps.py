@@ -1,4 +1,4 @@
-"""Run the training steps of this rank: time them with and without communication, or record losses.
+"""Run the training steps of this rank. Time steps with and without communication, or record losses.
 
 Data parallelism averages gradients over W ranks. Rank i has a batch of b_i samples, and the global
 batch has B samples. The mean loss of rank i is multiplied by W b_i / B, so that unequal batches
@@ -51,9 +51,10 @@ def one_step(
 
     module: the model, or the module into which a strategy wrapped it.
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
-    scale: the factor of each sample's loss: the number of ranks divided by the global batch.
-    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
-        micro-step.
+    scale: the number of ranks divided by the global batch. Each sample's loss is multiplied by this
+        number.
+    sync: True to communicate gradients in the last micro-step, or with FSDP in every micro-step.
+        False to communicate gradients in no micro-step.
     """
     built.optimizer.zero_grad()
     losses = []
@@ -74,8 +75,8 @@ def one_step(
 class TimedSteps:
     """Times blocks of steps that all ranks of `group` begin together.
 
-    step: takes one optimizer step and returns its loss.
-    losses: the loss of each step.
+    step: takes one optimizer step and returns the mean loss of this rank's samples.
+    losses: the result of each call of `step`, including untimed steps.
     elapsed_s: seconds of all blocks, including barriers and the start of loader workers. If a block
         was repeated, only the repetition that was kept counts.
     """
@@ -97,12 +98,12 @@ class TimedSteps:
         self.losses += [self.step() for _ in range(steps)]
 
     def warm_up(self, item: Item) -> None:
-        """Train untimed steps before the measurement, in this order:
+        """Take steps before the measurement, without timing them.
 
-        1. `item.warmup_steps` steps
-        2. in fp16, steps until the loss scale stops falling
-        3. one step for each loader worker, but only while less than `item.most_s` seconds have
-           passed since the first step
+        1. Take `item.warmup_steps` steps.
+        2. In fp16, take steps until the loss scale stops falling.
+        3. Take as many steps as the loader has workers. Stop earlier if `item.most_s` seconds have
+           passed since the start of the warm-up.
 
         Raises NotMeasured if gradients in fp16 overflow at every loss scale.
         """
@@ -122,7 +123,7 @@ class TimedSteps:
             self.train()
 
     def block(self, count: int, *, sync: bool = True) -> Tensor:
-        """Time a block of `count` steps, and repeat the block while it is disturbed (see Patience).
+        """Time a block of `count` steps. Repeat the block while it is disturbed (see Patience).
 
         Returns a tensor of shape (ranks, count, 2) in seconds. The last dimension has the duration
         of a step, and the part of the duration in which the step waited for batches.
@@ -146,10 +147,11 @@ class TimedSteps:
         return found[:, 1:]
 
     def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
-        """Time blocks of steps until the step time is precise (see `measuring.next_block`).
+        """Run and time steps, block by block, until the step time is precise.
 
-        Returns two lists in seconds: the duration of each step, and its wait for batches. Each
-        entry is the maximum over ranks.
+        `measuring.next_block` decides when to stop. Returns (durations, waits) in seconds, with one
+        entry per step. The wait is the part of the duration in which the step waited for batches.
+        Each entry is the maximum over ranks.
         """
         seconds: list[float] = []
         waits: list[float] = []
@@ -163,7 +165,10 @@ class TimedSteps:
         return seconds, waits
 
     def compute_s(self) -> list[float]:
-        """Return each rank's median step seconds, without communication and loader waits."""
+        """Time steps without communication, and return the median seconds of a step on each rank.
+
+        Waits for batches of the loader are subtracted.
+        """
         times = self.block(_COMPUTE_REPEATS, sync=False)
         if self.built.loader is not None:
             times[..., 0] -= times[..., 1]
@@ -175,8 +180,8 @@ def _prepared(
 ) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
-    Returns (step, weight). `step()` takes an optimizer step and returns its loss. `weight` is this
-    rank's fraction of the global batch.
+    Returns (step, weight). `step()` takes an optimizer step, and returns the mean loss of this
+    rank's samples. `weight` is this rank's fraction of the global batch.
     """
     module = built.model
     if group is not None:
@@ -196,7 +201,8 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     `item.most_s` seconds have passed, or if the window's loss is not finite. The result has these
     keys:
 
-    losses: the mean loss of each window over all samples. A loss that is not finite is left out.
+    losses: the mean loss of each window, over all steps and ranks. If the last window's loss is not
+        finite, it is left out.
     steps_a_window: the number of steps in a window.
     diverged: True if the loss of the last window was not finite.
     """
@@ -258,7 +264,8 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     losses = {"first_loss": sum(first_losses), "last_loss": sum(last_losses)}
     if not all(map(math.isfinite, losses.values())):
         raise NotMeasured(
-            f"training diverged: the loss goes from {losses['first_loss']} to {losses['last_loss']}"
+            f"training diverged: the first loss is {losses['first_loss']}, and the last loss is"
+            f" {losses['last_loss']}"
         )
     return {
         "step_s": step_s,

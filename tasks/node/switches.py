@@ -1,9 +1,9 @@
-"""Apply switches, optional features of a run, to a model. Several switches are joined by "+".
+"""Apply switches (optional features of a run) to a model. Several switches are joined by "+".
 
-checkpointing   the backward pass recomputes the activations inside modules of several layers
+checkpointing   the backward pass recomputes activations, to save memory
 compile         torch.compile; compilation counts as start-up time, not as step time
-offload         sharded weights, gradients and optimizer states stay in host memory; strategies/
-                implements this switch
+offload         sharded weights, gradients and optimizer states stay in host memory (implemented in
+                strategies/)
 """
 
 from collections import Counter
@@ -36,10 +36,10 @@ def on(switches: str) -> frozenset[str]:
 def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
     """Enable activation checkpointing and torch.compile on `model` if `switches` includes them.
 
-    whole: False for a sharded model, whose blocks are compiled separately.
+    whole: True to compile the model as a whole. False to compile each block of a sharded model.
 
-    Raises ValueError if a switch is unknown, or if checkpointing is on but no module has several
-    layers to recompute.
+    Raises ValueError if a switch is unknown, or if checkpointing is on but no module contains
+    several layers.
     """
     named = on(switches)
     if CHECKPOINTING in named:
@@ -63,7 +63,7 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
 
 
 def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `forward` in a function, because torch.compile skips methods of torch's classes."""
+    """Wrap `forward` in a function, because torch.compile skips methods of torch's own classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:
         return forward(*inputs, **named)
@@ -79,8 +79,8 @@ def compiled_nothing(switches: str) -> bool:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of `model`: the modules whose weights FSDP shards and gathers together.
 
-    A block that can be divided has at most 1 / _BLOCKS of all weights. Modules that share a weight
-    with the rest of the model, such as a tied head, are not blocks.
+    A block has at most 1 / _BLOCKS of all weights, unless it cannot be divided. Modules that share
+    a weight with the rest of the model, such as a tied head, are not blocks.
     """
     uses = uses_of(model)
     return [
@@ -91,7 +91,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return modules of several layers, whose activations checkpointing recomputes."""
+    """Return the modules whose activations checkpointing recomputes. Each has several layers."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())
@@ -103,11 +103,11 @@ def _several_layers(model: nn.Module) -> list[nn.Module]:
 def _modules(
     module: nn.Module, limit: float, divides: Callable[[nn.Module], bool]
 ) -> Iterator[nn.Module]:
-    """Divide a module into submodules of at most `limit` weights, and yield them.
+    """Divide a module into submodules of at most `limit` weights, and yield the submodules.
 
-    A submodule that cannot be divided is yielded even if it is larger than `limit`.
+    A submodule that cannot be divided is yielded even if it has more weights.
 
-    divides: returns False for modules that must stay whole.
+    divides: a function that returns False for modules that must not be divided.
     """
     for child in module.children():
         # A ModuleList is never called, so it must be divided. torch's own classes, except

@@ -1,8 +1,9 @@
 """Run one torchrun rank: join the process group, wait for the controller, measure the plan's runs.
 
 The controller is the process that launched the machines. Each item of its plan is one measurement
-run. If a workload fails before its first collective, only its run fails. If a rank fails inside a
-collective, torchrun ends. The controller then starts torchrun again without the failed run.
+run. If a workload fails before its first collective, the other runs continue. If a rank fails
+during a collective, torchrun ends. The controller then starts torchrun again without the failed
+run.
 """
 
 import re
@@ -36,7 +37,7 @@ _PEER_LOST = re.compile(
 
 
 def main() -> None:
-    """Measure the runs of the plan that use this rank.
+    """Measure the runs of the plan that use this rank. Wait until the other runs have ended too.
 
     An exit code of 0 means that every run of the plan has a record.
     """
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def serve(launch: Launch, item: Item) -> None:
-    """Measure the run `item` together with its other ranks.
+    """Measure the run `item` together with the run's other ranks.
 
     The run's first rank writes the record. If the measurement of a run with several ranks
     raises an error other than NotMeasured, this function calls `abort`, which ends the process.
@@ -99,8 +100,8 @@ def serve(launch: Launch, item: Item) -> None:
 def prepare(launch: Launch, item: Item) -> tuple[LoadedWorkload | None, str]:
     """Build the workload, and try one forward and backward pass on this rank alone.
 
-    Returns (workload, problem). The problem is "" if there is none. The workload is None after an
-    early failure, and for a probe of the network, which has no workload.
+    Returns (workload, problem). `problem` is an error message, or "". `workload` is None if no
+    workload was built, for example because the run is a probe of the network.
     """
     built, problem = None, ""
     if item.kind == "probe":
@@ -123,8 +124,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     `built` is the workload, or None for a probe of the network.
 
     Raises:
-        NotMeasured: the run yields no measurement, or a strategy in EQUAL_TO_DDP does not train
-            like ddp.
+        NotMeasured: the run has no valid measurement, or the strategy should train exactly like ddp
+            but does not.
         Exception: any error of the workload.
     """
     group, patience = launch.group(item), launch.patience
@@ -163,8 +164,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(launch: Launch, item: Item, error: Exception) -> NoReturn:
     """End this process because of `error`, so that torchrun ends the other ranks.
 
-    A failed record is written first. If `error` only means that another rank was lost, no record is
-    written, because the lost rank is the cause.
+    Before the end, the run is recorded as failed. If `error` only means that another rank was lost,
+    nothing is recorded, because the lost rank is the cause.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     code = EXIT_LOST_PEER
@@ -176,7 +177,7 @@ def abort(launch: Launch, item: Item, error: Exception) -> NoReturn:
             launch.write_record(item, reason)
         if launch.leads(item):
             launch.store.set(item.run_id, "abort")
-    leave(code, f"{item.run_id} ended on {reason}")
+    leave(code, f"{item.run_id} failed on {reason}")
 
 
 def lost_peer(error: BaseException) -> bool:

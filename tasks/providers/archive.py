@@ -9,7 +9,7 @@ _MODIFIED_UNIX = 315_619_200  # 1980-01-02; zip files such as wheels cannot stor
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files `contents`, {file name: content}."""
+    """Return a .tar.gz archive. `contents` maps the name of each file to its content."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in sorted(contents):

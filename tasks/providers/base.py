@@ -9,7 +9,7 @@ ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
-+-- NotSwept         the reaper could not check or end everything; the error names what is left
++-- NotSwept         the reaper could not check every region and lease, or end every machine
 """
 
 import json
@@ -85,7 +85,7 @@ class Lease:
 
     These fields are not in the file:
 
-    mailbox: the folder of the machines' files.
+    mailbox: the folder for files from and to the machines.
     controller_alive: True if the controller still ran when the file was read.
     problem: why the file is unreadable; "" for a readable file.
     """
@@ -129,7 +129,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run or some of their files are not on this computer."""
+        """Return True while machines may run, or while some of their files are not downloaded."""
         return self.ended_at is None
 
     def why_end(self, now: datetime) -> str:
@@ -173,8 +173,8 @@ class RunningCluster(Protocol):
     cluster: the machines, with their zones and prices.
     mailbox: the folder for files from and to the machines.
     addresses: the machines' IP addresses, in rank order.
-    ready_within_s: seconds that a new machine's agent has to report that it started. A slower
-        machine counts as lost.
+    ready_within_s: time limit in seconds for a new machine's agent to report that it has started. A
+        slower machine counts as lost.
     checkpoints: a folder that all machines share; None if they share no folder.
     """
 
@@ -201,7 +201,7 @@ class RunningCluster(Protocol):
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the Unix time on the clock that stamps the files in the mailbox.
+        """Return the current Unix time on the clock that sets the mailbox's modification times.
 
         The age of a heartbeat is this time minus the modification time of the heartbeat's file.
         """
@@ -239,7 +239,7 @@ class RunningCluster(Protocol):
 
 
 class Provider(Protocol):
-    """A source of machines. A provider may override the methods that have a body."""
+    """A source of machines. The methods with a body are defaults, which a provider may override."""
 
     name: str
 
@@ -256,7 +256,7 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return a sentence with a fix for each thing that this provider cannot do here."""
+        """Return one sentence, with a fix, for each thing that this provider cannot do here."""
 
     def fits(self, cluster: Cluster) -> str:
         """Return why this provider can never launch the cluster here; "" if it can."""
@@ -308,9 +308,10 @@ class Provider(Protocol):
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` at this account's prices, and with the prices of other billed services.
+        """Return `offers` with this account's prices, and add the prices of other billed services.
 
-        These are volumes, public IP addresses and S3 requests. The method is idempotent.
+        The other services are volumes, public IP addresses and S3 requests. By default, the offers
+        are returned unchanged. Overrides must be idempotent.
         """
         return list(offers)
 

@@ -70,7 +70,7 @@ class LeaseFolder(Generic[L]):
             yield
 
     def create(self, lease: L) -> None:
-        """Create the lease's folder with lease.json and a mailbox, and lock its file `controller`.
+        """Create the lease's folder with lease.json, a mailbox, and a locked file `controller`.
 
         The lock shows other processes that this process is alive. Raises ProviderError if the lease
         exists already, and OSError if lease.json cannot be written.
@@ -101,7 +101,7 @@ class LeaseFolder(Generic[L]):
         return False
 
     def release(self, lease_id: str) -> None:
-        """Release this process's lock on the lease, so that the launch counts as abandoned."""
+        """Release this process's lock on the lease. The launch then counts as abandoned."""
         descriptor = _CONTROLLED.pop(self.directory(lease_id), None)
         if descriptor is not None:
             os.close(descriptor)

@@ -98,7 +98,10 @@ class Case:
         return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return the case with `model` set. Modes that the model cannot predict are left out."""
+        """Return a copy of the case with `model` and all fields that depend on it.
+
+        champion: the model in use. Modes of the workload that it cannot predict are left out.
+        """
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
         able = with_compressed(champion, workload)
@@ -113,8 +116,8 @@ class Case:
             why = "because the workload was never measured"
             if self.is_outdated:
                 command = refresh_command(self.workspace.provider.name, "0")
-                why = f"because the model is older than the workload's runs: `{command}` fits it"
-            notes.append(f"a first guess from its {basis}, {why}")
+                why = f"because the model is older than the workload's runs: `{command}` updates it"
+            notes.append(f"a first guess from the workload's {basis}, {why}")
         else:
             workload = able.as_measured(workload)
         if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):
@@ -229,7 +232,7 @@ def supply_of(
     """Return the clusters and modes from which the planner may choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    If machines cost money, the offers include the cost to download the workload's data.
+    If machines cost money, the costs of the offers include the download of the workload's data.
     """
     if workspace.spends_money:
         stored = {"workload": workload.name, "workload_digest": workload.digest}
@@ -291,7 +294,7 @@ def _unpredictable(case: Case) -> str:
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
     """Return the planner's reason for `row`, with notes on data sheets and prices.
 
-    The reason of rank 1 also has the case's notes and warnings.
+    If the rank of `row` is 1, the result also has the case's notes and warnings.
     """
     sheets = sorted(devices_of(offers) & case.by_data_sheet)
     texts = [f"{device} predicted from its data sheet alone" for device in sheets]

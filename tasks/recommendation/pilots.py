@@ -44,10 +44,10 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
             the suggested runs would reduce the regret. None if no useful run was found, or if the
             first run costs more than it is expected to save.
         regret: the expected regret of choosing now, or None if it is unknown.
-        runs: at most `count` dictionaries with a run's setup, `seconds`, `usd` and `planned` (a
-            pair of cluster and PlannedRun). `regret_after` is the expected regret after this run
-            and all earlier runs of the list. The seconds and dollars are those of a launch with no
-            other run.
+        runs: at most `count` dictionaries, each with a run's setup and four other keys. `seconds`
+            and `usd` are the duration and cost of a launch with only this run. `planned` is a pair
+            (cluster, PlannedRun). `regret_after` is the expected regret after this run and all
+            earlier runs of the list.
         reason: a sentence on the regret, or on why no run is suggested.
 
     buyable: offers of machines to measure on. Offers without a price are ignored.

@@ -1,7 +1,7 @@
 """Answer `srift size`: the largest efficient cluster and the best batch of a workload.
 
-A cluster is efficient if its parallel efficiency is at least 90 % (or 80 %). Parallel efficiency is
-the speed-up divided by the number of machines or devices.
+Parallel efficiency is the speed-up divided by the number of machines or devices. The answer has the
+largest cluster with an efficiency of at least 90 %, and the largest with at least 80 %.
 """
 
 import math

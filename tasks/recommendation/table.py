@@ -1,4 +1,4 @@
-"""Compute the rows of the published table: every workload and goal of a workspace."""
+"""Compute the rows of the published table for every workload and goal of a workspace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -62,10 +62,11 @@ def _mark_doubtful(case: Case, answer: Recommendation) -> None:
 
 
 def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
-    """Add spot placement scores to the rows: EC2's ratings of the chance that a request succeeds.
+    """Add spot placement scores to the rows, and return the rows.
 
-    A row gets a score only if all its spot machines have the same instance type and zone. At most
-    MOST_SCORES scores are requested.
+    A score is EC2's rating of the chance that a request for spot machines succeeds. A row gets a
+    score only if all its spot machines have the same instance type and zone. At most MOST_SCORES
+    scores are requested.
     """
     scores: dict[tuple[str, tuple[str], int], Mapping[str, int]] = {}
     for row in rows:

@@ -84,7 +84,10 @@ _OUTER: list[Any] = []  # the logger of the flow run that called `tell_all`
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, if any, and to the run that called `tell_all`."""
+    """Log `text` to the current Prefect flow run, and to the flow run that called `tell_all`.
+
+    Without a flow run, do nothing.
+    """
     for logger in _run_loggers().values():
         logger.info(text)
 

@@ -76,13 +76,16 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Group the recommendations, which are in the order of _GOAL.
+    """Group the recommendations by the columns _GOAL.
 
     A group is a list with a dictionary for each recommendation:
 
         row: the recommendation.
         line: the recommendation's line in `table`.
         reason: the recommendation's reason without warnings.
+
+    recommended: the recommendations, sorted by _GOAL.
+    table: a table with a line for each recommendation, in the same order.
     """
     shown: list[dict[str, Any]] = [
         {"row": row, "line": line, "reason": without_cautions(row["reason"])}
@@ -99,8 +102,8 @@ def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     """Return panels of the page. Each panel has a title, a table and, if there is a plot, a chart.
 
     Consecutive rows with the same `title` share a panel.
-    name: the query of warehouse/report that returned the rows. It determines the columns and the
-        plot.
+    name: the query of warehouse/report that returned the rows. The name determines the columns and
+        the plot.
     """
     panels, plot = [], _PLOTS.get(name)
     for title, group in groupby(rows, key=itemgetter("title")):

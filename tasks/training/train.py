@@ -28,7 +28,7 @@ class Challenger:
 
     held_out: a prediction of each run by a model fitted without this run (cross-validation).
     scoreboard: the errors of the predictions in `held_out`.
-    over: the version in use with which the new model was compared; None if there was none.
+    over: version of the model in use when the models were compared; None if there was none.
     """
 
     model: StepTimeModel

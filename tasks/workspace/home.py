@@ -32,10 +32,11 @@ class Wrong(ProviderError):
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     """Return the number and the folder of the model version with `alias`.
 
-    Returns None if `store` cannot be read, or if it lacks the version or its folder. Callers then
-    ask MLflow. The function does not import MLflow, because that takes seconds.
+    Returns None if `store` cannot be read, has no such version, or names a folder that does not
+    exist. Callers then ask MLflow. Importing MLflow takes seconds, so this function reads MLflow's
+    file itself.
     store: MLflow's SQLite file.
-    name: the registered model.
+    name: name of the registered model.
     alias: an alias of a version, such as "champion".
     """
     try:

@@ -98,7 +98,10 @@ def at_work(home: Path) -> dict[str, Any] | None:
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
-    """Return the refresh that another process runs in `home`, in the form of `at_work`, or None."""
+    """Return the refresh that another process runs in `home`, or None.
+
+    The result has the same keys as the result of `at_work`.
+    """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other
 

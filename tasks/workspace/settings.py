@@ -96,8 +96,8 @@ class Campaign(_Section):
 class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: penalty for each 1 % over the deadline or budget, in percent of the dollars or
-    hours that the goal minimizes.
+    overshoot_price: penalty for each 1 % over the deadline or budget. Its unit is percent of the
+    dollars or hours that the goal minimizes.
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
@@ -132,8 +132,8 @@ class GoalSettings(_Section):
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
             raise ValueError(
-                f"of the keys hours and usd, goal {self.goal!r} must have"
-                f" {'only ' + limit if limit else 'none'}"
+                f"goal {self.goal!r} must have"
+                f" {'only the limit ' + limit if limit else 'no limit'} (limits: hours, usd)"
             )
         return self
 
@@ -144,7 +144,8 @@ class WorkloadSettings(_Section):
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
     None means that the workload has only imported measurements.
     precisions, strategies, switches: the options among which the planner may choose. An entry of
-    `switches` is "none", or "checkpointing", "compile" and "offload" joined with "+".
+    `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
+    with "+".
     data: a folder or `s3://bucket/prefix`. The entrypoint's argument `data` is the folder on the
     training machine.
     follow_links: if True, symbolic links may lead out of the folder `data`.
@@ -217,7 +218,7 @@ class WorkloadSettings(_Section):
         if self.sequence and self.transformer is None:
             raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("rename arguments.data: the entrypoint gets `data` under this name")
+            raise ValueError("rename arguments.data: the argument `data` is the folder of the data")
         scaled = {STRATEGIES[0], *SERVED}  # other strategies cannot combine fp16's scaled gradients
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
             raise ValueError(
@@ -238,7 +239,7 @@ class Shared(_Section):
 
     host: the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE).
     data: a folder or `s3://bucket/prefix`.
-    dask: the address of a Dask scheduler, which does not need `host` and `data`.
+    dask: the address of a Dask scheduler. It can be set without `host` and `data`.
     """
 
     host: str = Field(default="", pattern=r"^[^@:]*$")
@@ -370,7 +371,7 @@ class Settings(_Section):
             if not where or not function.isidentifier():
                 raise SourceRefused(
                     "entrypoint",
-                    "write the entrypoint as file.py:function, or with `path` as module:function",
+                    "write the entrypoint as file.py:function (with `path`: module:function)",
                 )
             if stated.path is None:
                 return file_source(self.root, where, stated.requirements), function
@@ -518,7 +519,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 
 
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge the nested dictionary `changes` into `body`, and replace values of `body`.
+    """Merge the nested dictionary `changes` into `body`. Values of `changes` take precedence.
 
     Raises ValueError if `changes` has a dictionary where `body` has a plain value.
     """

@@ -65,7 +65,7 @@ class Source:
         env: Mapping[str, str] | None = None,
         data: str = "",
     ) -> str:
-        """Return twelve hex digits that identify the code, its arguments and its environment.
+        """Return twelve hex digits that identify the code, its arguments, environment and data.
 
         contents: the result of `read`.
         function: name of the entrypoint function.
@@ -97,7 +97,10 @@ class Source:
         return str(needed.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
-        """Return the bytes to send to machines: the content of the single file, or an archive.
+        """Return the code as the bytes to send to machines.
+
+        If `packed` is True, the bytes are an archive of all files. Otherwise the code is a single
+        file, and the bytes are its content.
 
         contents: the result of `read`.
         """
@@ -123,8 +126,11 @@ def folder_source(
 
     module: dotted name of the entrypoint's module.
     requirements: name of the requirements file in `folder`; empty if there is none.
-    Raises SourceRefused if the module or the requirements file is missing, or if the files are too
-    many or too large. Also if a file would shadow Srift's package `node`.
+    Raises SourceRefused in these cases:
+
+    - The module or the requirements file is missing.
+    - The files are too many or too large.
+    - A file would shadow Srift's package `node`.
     """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")
@@ -148,8 +154,8 @@ def file_source(root: Path, name: str, requirements: str) -> Source:
     """Return the code in the single file `name` of the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
-    Raises SourceRefused if a file is missing, or if a file with requirements is too large or would
-    shadow Srift's package `node`.
+    Raises SourceRefused if a file is missing. If there is a requirements file, the error is also
+    raised if the two files are too large, or if one of them would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():

@@ -74,8 +74,11 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
     root: the folder to which a relative path in `text` is relative.
     home: SRIFT_HOME.
     follow_links: if False, symbolic links may not lead out of the folder.
-    Raises BadData if the text is neither a folder nor an S3 address, or if the folder contains
-    SRIFT_HOME. Also if its files cannot be sent to machines.
+    Raises BadData in these cases:
+
+    - The text is neither a folder nor an S3 address.
+    - The folder contains SRIFT_HOME.
+    - The files of the folder cannot be sent to machines.
     """
     source, files = source_of(text, root), None
     if isinstance(source, Path):

@@ -1,5 +1,5 @@
--- Grain: one row per instance type, zone and UTC day of spot machines that ran. A machine counts on the
--- day on which it was requested. hours are machine-hours.
+-- Grain: one row per instance type, zone and UTC day. The row sums up the spot machines that were
+-- requested on this day and that ran. hours are machine-hours.
 select instance_type, zone, sum(hours) as hours, count(*) filter (interrupted) as interruptions
 from raw_machines
 where provider = $provider and market = 'spot' and hours > 0

@@ -1,7 +1,6 @@
--- Grain: one row per claim that is not settled, in the order of the claims. A claim reserves the
--- dollars that a campaign (the launches of one refresh) may cost. left_usd is the claimed dollars
--- minus the known cost of the campaign's leases. place names the machine and the SRIFT_HOME of the
--- campaign.
+-- Grain: one row per claim that is not settled, oldest first. A claim reserves the dollars that a
+-- campaign (the launches of one refresh) may cost. left_usd is the claimed dollars minus the known
+-- cost of the campaign's leases. place names the machine and the SRIFT_HOME of the campaign.
 create or replace view claims as
 with spent as (
     select provider, refresh_id, sum(usd) as usd from raw_leases group by provider, refresh_id

@@ -1,6 +1,6 @@
--- Grain: one row per provider, scope, instance type and zone: the newest comparison of recent runs
--- with the predictions of the champion (the model in use) at that time. The champion had not
--- learned from these runs. A group without new runs keeps its last comparison.
+-- Grain: one row per provider, scope, instance type and zone, with the newest test for drift. A
+-- test compares recent runs with the predictions of the champion (the model then in use), which had
+-- not learned from these runs. A group without new runs keeps its last test.
 create or replace view drift as
 select
     provider, scope, instance_type, zone, drifting, direction, runs, outside, median_ratio, chance, since,

@@ -1,6 +1,6 @@
 -- Grain: one row per attempted learning run, which trains a workload to compare the convergence of
--- strategies. losses has the mean loss of each window of steps, or is null. A run of an old
--- definition of the workload has another workload_digest.
+-- strategies. losses has the mean loss of each window of steps, or is null. workload_digest
+-- shows whether a run used the current definition of the workload.
 create or replace view learning as
 select
     run_id, provider, status, reason, cause, told_by, workload, workload_digest, cluster, layout, batch_per_device, strategy,

@@ -1,7 +1,8 @@
 -- Grain: one row per publication, workload, goal, constraint and rank. A promise is a published
--- first choice (rank 1). promised_again_at is the time of the next publication with the same choice
--- at the same rank, or null. All ranks of a goal are kept if a run may have measured the promise
--- between published_at and promised_again_at.
+-- first choice (rank 1). A goal of a publication is included, with all its ranks, only if a later
+-- run may have measured its promise. Such a run is on the same cluster, after published_at and not
+-- after promised_again_at. promised_again_at is the time of the next publication with the same
+-- choice at the same rank. It is null if there is no such publication.
 -- usd_per_hour and interruptions_per_hour apply to the whole cluster, as known at publication.
 -- usd_per_hour includes volumes, addresses and requests if their costs were published. pools has
 -- the interruptions per hour of one machine of each instance type, market and zone.

@@ -1,6 +1,6 @@
--- Grain: one row per published first choice that was measured afterwards, the newest sixty per
--- provider. ratio, low and high are the measured step time and the ends of the promised interval,
--- each divided by the promised step time.
+-- Grain: one row per published first choice that was measured afterwards. Only the newest sixty of
+-- each provider. ratio, low and high are the measured step time and the ends of the promised
+-- interval, each divided by the promised step time.
 select
     'Measured against promised step times of ' || provider as title,
     *,

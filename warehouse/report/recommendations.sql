@@ -1,2 +1,2 @@
--- Grain: one row of the current publications.
+-- Grain: one row per provider, workload, goal, constraint and rank of the current publications.
 select * from recommendations;

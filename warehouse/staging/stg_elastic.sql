@@ -1,9 +1,9 @@
--- Grain: one row per start of the workers of an elastic run, in order. step is the step at which
--- the workers started. lost_steps counts later steps that had been done before and must be
--- repeated. lost_unix is the last time between the previous start and this start at which the
--- controller found a machine gone.
--- restore_s and restore_bytes describe the checkpoint that was read, and are null if there was
--- none.
+-- Grain: one row per elastic run and start of its workers (`number`, from 1). step is the step at
+-- which the workers started. lost_steps is the number of completed steps that must be repeated.
+-- lost_unix is the time at which the controller noticed the last loss of a machine between the
+-- previous start and this start.
+-- restore_s and restore_bytes describe the checkpoint that was read. Without a checkpoint, both are
+-- null.
 create or replace view stg_elastic as
 with starts as (
     select

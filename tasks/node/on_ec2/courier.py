@@ -5,10 +5,11 @@
 - start the agent as a user who cannot read the machine's credentials
 - transfer files between the machine and S3
 - upload EC2's interruption notices
-- download the workloads' data when the controller, the process that launched the machine, asks
+- download the workloads' data if the controller (the process that launched the machine) requests
+  them
 - power the machine off at the end
 
-The courier retries failed operations of S3 and of the disk.
+If an operation on S3 or on the disk fails, the courier repeats it later.
 """
 
 import argparse
@@ -49,12 +50,12 @@ class Delivery:
     """Starts a machine's agent, and transfers files, notices and data while the agent runs.
 
     store: the machine's folders in S3.
-    start: `start(rank, deadline_unix)` starts the agent.
+    start: a function; `start(rank, deadline_unix)` starts the agent and returns its process.
     notice: a function that returns EC2's interruption notice, or None.
     owner: the user id of the agent.
     ends: the machine's deadline, as a value of time.monotonic().
     data: downloads the workloads' data. `data.mailbox` is the local folder for the machine's files.
-    sent: {name of a status file: its last uploaded content}.
+    sent: {name of a status file: content at its last upload}.
     next_at: value of time.monotonic() at which the next download and check for a notice are due.
     leaving: True if the machine is shutting down.
     grace_s: the number of seconds between the agent's deadline and the machine's deadline.
@@ -76,7 +77,7 @@ class Delivery:
         self.grace_s = min(_GRACE_S, (self.ends - time.monotonic()) / 5)
 
     def leave(self, *_: Any) -> None:
-        """Set `leaving`. This method handles SIGTERM."""
+        """Set `leaving`, so that `serve` ends. This method is the handler of SIGTERM."""
         self.leaving = True
 
     def serve(self) -> str:
@@ -116,13 +117,13 @@ class Delivery:
         return f"the agent ended with exit code {code}: {output}"
 
     def _publish(self, name: str, body: dict[str, Any] | None) -> None:
-        """Upload `body` as the JSON file `name`, unless it is empty or was uploaded already."""
+        """Upload `body` as the JSON file `name`, unless `body` is empty or already uploaded."""
         if body and self.sent.get(name) != body:
             self.store.put(name, json.dumps(body).encode())
             self.sent[name] = body
 
     def _round(self, outbox: Outbox) -> None:
-        """Upload files. Every _EVERY_S seconds, also download, and check for notices.
+        """Upload changed files. Every _EVERY_S seconds, also download files and check for a notice.
 
         Errors of S3, network and disk are printed, not raised.
         """
@@ -140,7 +141,10 @@ class Delivery:
             self._publish("notice.json", self.notice())
 
     def _over(self) -> bool:
-        """Return True if the machine is shutting down, or only the time for uploads is left."""
+        """Return True if the machine is shutting down, or if its deadline is near.
+
+        The last `grace_s` seconds before the deadline are reserved for uploads.
+        """
         return self.leaving or time.monotonic() >= self.ends - self.grace_s
 
     @contextmanager
@@ -160,7 +164,7 @@ class Delivery:
 def serve(given: argparse.Namespace) -> None:
     """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
-    If the machine could not do its work, the file `failed.json` with the reason is uploaded. Raises
+    If the machine could not do its work, upload the reason as the file `failed.json`. Raises
     OSError if the metadata service does not return the machine's id.
     """
     ends = time.monotonic() + given.deadline_s
@@ -200,7 +204,7 @@ def deliver(
         return reason
 
     def start(rank: int, deadline_unix: float) -> subprocess.Popen[bytes]:
-        """Start the agent as `user`."""
+        """Start the agent as the user who cannot read the machine's credentials."""
         home = given.directory / f"node-{rank}"
         command = [given.python, "-m", "node", "--mailbox", str(given.directory)]
         command += ["--node", str(rank), "--address", address, "--deadline", str(deadline_unix)]

@@ -23,8 +23,8 @@ class Fetcher:
     """Downloads data into the folder `data` of `mailbox`, one S3 address at a time.
 
     client: a boto3 client for S3.
-    states: {digest of a workload's data: dictionary}. The dictionary has the key `state` (FETCHING,
-        READY or FAILED) and, after a failure, the key `reason`.
+    states: {digest of a workload's data: state of the download}. A state is a dictionary with the
+        key `state` (FETCHING, READY or FAILED) and, after a failure, the key `reason`.
     """
 
     mailbox: Path
@@ -59,7 +59,7 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address` into the folder of `digest`.
 
-        The folder appears only when all objects are complete. Raises ValueError if there are no
+        The folder is created when all objects are downloaded. Raises ValueError if there are no
         objects, if a key cannot be a file name, or if the disk is too small. Also raises the errors
         of boto3.
         """

@@ -25,8 +25,11 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has one header, "X-aws-ec2-metadata-token" followed by `header`, with the
-        content `value`. Raises OSError (for example HTTPError) or HTTPException.
+        method: the HTTP method.
+        header: the end of the request header's name, after "X-aws-ec2-metadata-token".
+        value: the value of the request header.
+
+        Raises OSError (for example HTTPError) or HTTPException if the request fails.
         """
         headers = {f"X-aws-ec2-metadata-token{header}": value}
         request = urllib.request.Request(f"{self.base}/latest/{path}", None, headers, method=method)

@@ -1,7 +1,7 @@
 """Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
-The service gives the machine's credentials to every process that requests them. A routing rule and
-a packet filter both block the user's connections. To verify the block, a process of the user tries
+The service gives the machine's credentials to every process that requests them. Routing rules and
+a packet filter block the user's connections. To verify the block, a process of the user tries
 to connect, and must fail.
 """
 
@@ -66,8 +66,9 @@ def start_as(
 def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
     """Block `user` from the metadata service at the URL `base`. Return "", or why the block failed.
 
-    If the block failed, the caller must not run the user's code. `python` is the interpreter with
-    which `user` tries to connect, to verify the block.
+    If the block failed, the caller must not run any code as `user`.
+
+    python: the path of a Python interpreter. A process of `user` runs it to verify the block.
     """
     parts = urllib.parse.urlsplit(base)
     host, port = str(parts.hostname), parts.port or 80
@@ -82,7 +83,10 @@ def fence(user: pwd.struct_passwd, base: str, python: str) -> str:
 
 
 def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
-    """Return "" if root can connect to the metadata service but `user` cannot; else the problem."""
+    """Verify that root can connect to the metadata service, but `user` cannot.
+
+    Returns "", or why the verification failed.
+    """
     command = (python, "-I", "-c", _TRY, host, str(port))
     try:
         started = start_as(user, command, env={"PATH": os.defpath}, cwd="/", stderr=subprocess.PIPE)
@@ -102,7 +106,7 @@ def _prove(user: pwd.struct_passwd, python: str, host: str, port: int) -> str:
 
 
 def _apply(command: Sequence[str]) -> str:
-    """Run a command that adds a rule. Return "", or the error output if the command fails."""
+    """Run a command that adds a routing or firewall rule. Return "", or why the command failed."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:

@@ -20,7 +20,7 @@ def s3_client(region: str, endpoint: str | None, *, attempts: int, timeout_s: fl
 
     endpoint: the URL of a service that replaces AWS's S3; None means AWS.
     attempts: the number of attempts per request.
-    timeout_s: the timeout in seconds of connecting, and of each read.
+    timeout_s: the connection timeout and the read timeout, in seconds.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -38,7 +38,7 @@ class MachineStore:
 
     client: a boto3 client for S3.
 
-    Methods raise an error in FAULTS if a request fails.
+    If a request fails, methods raise one of the errors listed in FAULTS.
     """
 
     client: Any

@@ -2,8 +2,8 @@
 
 The inbox downloads the files that the controller (the process that launched the machine) lists in
 its manifest. The outbox uploads the files in this node's folder, measurement records first. User
-code can write to this folder, but this process is root. Therefore the outbox follows no links,
-waits for no pipes, and reads only regular files of the user.
+code can write to this folder, but this process is root. To upload only the user's files, the
+outbox follows no links and reads only regular files that belong to the user.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ _PLACED = ("workloads", "node", "data", "plan", "go", "done")
 class Inbox:
     """Downloads the controller's files into `directory`.
 
-    get: `get(name)` returns the content of the S3 object `name`, or raises an error in s3.FAULTS.
+    get: a function; `get(name)` returns the content of the S3 object `name`, or raises one of the
+        errors listed in s3.FAULTS.
     placed: {name of a downloaded file: SHA-256 digest of its content}.
     """
 
@@ -45,15 +46,16 @@ class Inbox:
     def rank(self) -> int:
         """Return this machine's rank in the cluster, as the controller has assigned it.
 
-        Raises an error in s3.FAULTS if no rank is assigned yet, or if S3 does not respond.
+        Raises one of the errors listed in s3.FAULTS if no rank is assigned yet, or if S3 does not
+        respond.
         """
         return int(json.loads(self.get("node.json"))["node"])
 
     def fetch(self) -> None:
-        """Download new and changed files of the manifest, workloads first and `done.json` last.
+        """Download the manifest's new and changed files, workloads first and `done.json` last.
 
-        Raises an error in s3.FAULTS if S3 or the disk fails, or if the manifest lists an invalid
-        file name.
+        Raises one of the errors listed in s3.FAULTS if S3 or the disk fails, or if the manifest
+        lists an invalid file name.
         """
         files = dict(json.loads(self.get("manifest.json"))["files"])
         for name in files:
@@ -92,12 +94,13 @@ class Outbox:
     """Uploads the files of `folder` and of its subfolder `records`.
 
     owner: a user id. Files of other users are not uploaded.
-    put: `put(name, content)` uploads a file, or raises an error in s3.FAULTS.
-    sent: {file name: mark of the content at the last upload}.
+    put: a function; `put(name, content)` uploads a file, or raises one of the errors listed in
+        s3.FAULTS.
+    sent: {file name: (inode, modification time, size) of the file at its last upload}.
     due_at: {file name: value of time.monotonic() before which the next upload is not tried}.
-    budget: the number of uploads that may start now.
-    budget_at: the value of time.monotonic() at which `budget` was computed. With the initial
-        value, the budget starts full.
+    budget: the number of uploads that could start at the time `budget_at`.
+    budget_at: the value of time.monotonic() at which `budget` was computed. The initial value is
+        minus infinity, so that the first upload finds a full budget.
     """
 
     folder: Path
@@ -111,9 +114,10 @@ class Outbox:
     def carry(self, *, due_only: bool = True) -> None:
         """Upload each new or changed file once.
 
-        due_only: True to skip files that were uploaded, or failed to upload, a few seconds ago.
+        due_only: True to skip files whose last upload, or attempt to upload, was a few seconds ago.
 
-        Raises the first error in s3.FAULTS after all files have been tried.
+        If uploads fail, the first error is raised after all files have been tried. It is one of the
+        errors listed in s3.FAULTS.
         """
         # Errors are raised at the end, so that a failed upload does not delay other files.
         first_error = None
@@ -168,7 +172,7 @@ class Outbox:
     def _upload(self, name: str) -> None:
         """Upload a file. Of a long log, upload only the last _LARGEST_BYTES bytes.
 
-        If another file is too large, upload the reason in `refused.json` instead.
+        If a file that is not a log is too large, upload `refused.json` with the reason instead.
         """
         read = self._read(name)
         if read is None:  # the file is gone, or is no longer a regular file of the owner
@@ -182,7 +186,10 @@ class Outbox:
         self.sent[name] = _mark(status)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name."""
+        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name.
+
+        The mark is (inode, modification time, size), which changes with the file's content.
+        """
         for within in ("", _RECORDS):
             with suppress(OSError), self._opened(within) as descriptor:
                 for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
@@ -197,7 +204,7 @@ class Outbox:
     def _read(self, name: str) -> tuple[bytes, os.stat_result] | None:
         """Return (content, status) of a file; None if it is not a regular file of the user `owner`.
 
-        The content is the last _LARGEST_BYTES bytes.
+        Only the last _LARGEST_BYTES bytes of the content are returned.
         """
         within, _, file = name.rpartition("/")
         with suppress(OSError), self._opened(within) as descriptor:
@@ -211,9 +218,10 @@ class Outbox:
 
     @contextmanager
     def _opened(self, within: str) -> Iterator[int]:
-        """Yield the file descriptor of `self.folder`, or of its subfolder `within`.
+        """Return a context manager that opens the subfolder `within`, and yields its descriptor.
 
-        Raises OSError if the user has replaced the subfolder by a link.
+        If `within` is "", the folder itself is opened. Raises OSError if the user has replaced the
+        subfolder by a link.
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         descriptor = os.open(self.folder / within, flags)

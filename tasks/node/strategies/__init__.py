@@ -128,6 +128,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 
     Each parameter is updated as a whole, by one rank. Therefore the weights equal DDP's weights bit
     for bit.
+
     Raises TypeError if the optimizer's class cannot be constructed from its parameter groups and
     defaults.
     """
@@ -154,7 +155,7 @@ def share_update(optimizer: Optimizer, group: dist.ProcessGroup) -> None:
 def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
     """Shard a model block by block, so that the whole model never has to fit on one device.
 
-    The model must be in host memory. Afterwards, `optimizer` trains the shards. `options` are
+    `model` must be in host memory. Afterwards, `optimizer` trains the shards. `options` are
     passed to torch's `fully_shard`.
     """
     whole = dict(model.named_parameters())
@@ -171,9 +172,12 @@ def shard(model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
 
 
 def _of_whole(value: DTensor, number: Callable[[Tensor], Any]) -> Any:
-    """Gather the whole tensor from all ranks, and apply `number`, such as `Tensor.item`, to it.
+    """Gather the whole tensor from all ranks, and convert it to a number.
 
-    `value` is this rank's part of the tensor. Every rank must call this function.
+    Every rank must call this function.
+
+    value: this rank's part of the tensor.
+    number: the function that converts the whole tensor, such as `Tensor.item`.
     """
     return number(value.full_tensor())
 

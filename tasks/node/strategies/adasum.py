@@ -11,7 +11,7 @@ adasum        combines gradients in a hook of DistributedDataParallel, before th
 adasum-delta  each rank takes its optimizer's step; then the weight changes are combined
 
 The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and r xor
-2^k are partners. Each partner holds a different vector, but the same segment of its vector:
+2^k are partners. The two partners hold the same segment of two different vectors:
   1. Each rank keeps half of its segment and sends the other half to its partner.
   2. Three dot products per parameter are summed over the 2^(k+1) ranks that share the two vectors.
   3. Each rank combines its half.
@@ -58,8 +58,8 @@ class Changes:
     weights: the trained weights.
     before: the values of `weights` before the optimizer's step, in one flat tensor; None outside a
         step.
-    is_due: True if the next optimizer step must be combined. DDP's hook sets this field. DDP does
-        not call the hook inside `no_sync`.
+    is_due: True if the weight changes of the next optimizer step must be combined. DDP's hook sets
+        this field. Inside `no_sync`, DDP does not call the hook.
     """
 
     group: dist.ProcessGroup

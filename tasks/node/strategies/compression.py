@@ -3,8 +3,8 @@
 ddp-fp16      torch's hook: gradients are averaged in 16-bit floats
 ddp-powersgd  torch's hook: a matrix is sent as the product of two narrow matrices, with error
               feedback
-ddp-mstopk    only the largest entries are sent between machines, with error feedback. For M
-              machines of n devices, a bucket of d values and density p:
+ddp-mstopk    only the largest entries are sent between machines, with error feedback. Each machine
+              has n devices. Of the d values of a bucket, the fraction p is sent:
                 1. Each machine sums the gradients of its devices. Each device holds d/n of the sum.
                 2. A device adds its residual and picks the largest p d/n entries. The other entries
                    become its new residual.
@@ -58,7 +58,7 @@ def powersgd_hook(
 class SparseExchange:
     """The state of strategy ddp-mstopk on a rank, and its exchange of gradients.
 
-    machines: the number of devices of each machine, which is the same on all machines.
+    machines: the number of devices of each machine. All machines must have the same number.
     density: the fraction of the entries that is sent.
     residuals: {index of a bucket: the values that this rank has not sent yet}.
     steps: the number of finished steps.
@@ -106,7 +106,7 @@ class SparseExchange:
         self,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> Future[Tensor]:
-        """Average a bucket's largest entries over ranks (the DDP hook of strategy ddp-mstopk).
+        """Average the largest entries of a bucket over ranks (the DDP hook of ddp-mstopk).
 
         In the first DENSE_STEPS steps, all entries are averaged.
         """

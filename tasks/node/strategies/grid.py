@@ -1,4 +1,4 @@
-"""Arrange ranks in a grid for tensor parallelism, and exchange activations and weights in it.
+"""Arrange ranks in a grid for tensor parallelism, and exchange activations and weights.
 
 P ranks form a grid of `rows` x `columns` x `depth`. The weights of a layer are divided into blocks.
 
@@ -42,7 +42,7 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """The peers of this rank in the grid. Each tuple of ranks includes the rank itself.
+    """The peers of this rank in the grid. Each tuple of ranks includes this rank.
 
     row: the ranks that hold different features of the same samples.
     column: the ranks whose blocks of a weight have the same outputs, but different inputs.

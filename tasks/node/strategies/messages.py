@@ -35,7 +35,7 @@ def swap(
 ) -> list[Tensor]:
     """Send `sends[i]` to `peers[i]`, and return the tensors that the peers send to this rank.
 
-    peers: ranks in the group, including this rank.
+    peers: the ranks that exchange tensors. This rank must be one of them.
     shapes: the shapes of the received tensors. None means the shapes of the sent tensors.
 
     Autograd can differentiate this function.

@@ -40,7 +40,8 @@ def refuse(item: Item, device: torch.device) -> None:
     if not fits(name, item.used):
         layout = "+".join(map(str, item.used))
         raise ValueError(
-            f"strategy {name}: machines with {layout} devices are not supported; use ddp"
+            f"strategy {name}: the number of machines, or of devices per machine ({layout}), is not"
+            " supported; use ddp"
         )
     if switches and name in (*TENSOR, TABLES):
         raise ValueError(
@@ -65,7 +66,7 @@ def refuse(item: Item, device: torch.device) -> None:
 
 
 def fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if strategy `name` can use a cluster.
+    """Return True if strategy `name` supports a cluster's numbers of machines and devices.
 
     `machines` lists the number of devices of each machine.
     """
@@ -82,7 +83,7 @@ def fits(name: str, machines: Sequence[int]) -> bool:
 
 
 def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
-    """Raise ValueError if strategy `name` cannot divide the model among the devices.
+    """Raise ValueError if strategy `name` does not support the model on these machines.
 
     `machines` lists the number of devices of each machine.
     """
@@ -128,8 +129,8 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             shared = uses[id(table.weight)] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
-                    f"strategy {name}: the embedding table {path} shares its weight, or uses"
-                    " sparse gradients, max_norm or scale_grad_by_freq; use ddp"
+                    f"strategy {name}: the embedding table {path} has an unsupported feature"
+                    " (shared weight, sparse gradients, max_norm or scale_grad_by_freq); use ddp"
                 )
 
 
@@ -146,19 +147,19 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
         named = {each.name for each in arguments if each.kind not in _OPEN}
         if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
             raise ValueError(
-                f"strategy {name}: {kind.__name__} cannot be copied, because its `defaults` lack"
-                f" {lost}; use ddp"
+                f"strategy {name}: the optimizer {kind.__name__} cannot be copied, because its"
+                f" `defaults` lack {lost}; use ddp"
             )
     if name == TABLES and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: each rank has only some of the embedding tables, and"
-            f" {kind.__name__} may need all weights; use ddp, or an optimizer of torch"
+            f"strategy {name}: the optimizer {kind.__name__} may need all weights, but each rank"
+            " has only some of the embedding tables; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)
         raise ValueError(
-            f"strategy {name}: a rank has only blocks of weights, but {kind.__name__} may need"
-            f" whole weights; use ddp, or torch's {known}"
+            f"strategy {name}: the optimizer {kind.__name__} may need whole weights, but each rank"
+            f" has only blocks of weights; use ddp, or one of torch's optimizers {known}"
         )
     if name in (*TENSOR, TABLES) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks

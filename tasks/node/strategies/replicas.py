@@ -20,8 +20,8 @@ class Replaced(nn.Parameter):
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
         raise RuntimeError(
-            "the strategy replaced this parameter. Call model.parameters() in each step instead of"
-            " keeping parameters, for example to clip gradients or average weights, or use ddp"
+            "the strategy replaced this parameter. Do not keep parameters between steps, for"
+            " example to clip gradients. Call model.parameters() in each step, or use ddp"
         )
 
 
@@ -34,7 +34,8 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
 def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter, Cut]]) -> None:
     """Make `optimizer` train new parameters, which are parts of the old parameters.
 
-    Any later use of an old parameter raises RuntimeError, because it would have no effect.
+    Any later use of an old parameter raises RuntimeError, because a change of the old parameter
+    would not affect the model.
 
     replaced: {old parameter: (new parameter, cut)}. `cut` returns the new parameter's part of an
         optimizer state, such as Adagrad's sums.

@@ -1,7 +1,7 @@
 """Average gradients through parameter servers [Li et al. 2014].
 
-    ps-S    the first device of each of the first S machines trains and is also a server, which
-            averages 1/S of each gradient bucket
+    ps-S    S servers each average 1/S of each gradient bucket. A server is the first device of one
+            of the first S machines, and also trains
 
 Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
 P machines with one device each, a server receives and sends (P - 1) / S of the gradient bytes. In a
@@ -38,7 +38,7 @@ class Servers:
 
     machines: the number of devices of each machine.
     ranks: the ranks that are servers.
-    thread: exchanges buckets on a CPU, one after another.
+    thread: exchanges buckets one after another, if the run uses CPUs.
     """
 
     def __init__(self, name: str, machines: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -48,9 +48,9 @@ class Servers:
 
     @torch.no_grad()
     def averaged(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` over ranks, which has the same shape (n,).
+        """Return the mean of `values` over ranks. Every rank must call this method.
 
-        Every rank must call this method.
+        `values` and the mean have shape (n,). `values` is overwritten on servers.
         """
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         shares = [values[:0]] * ranks

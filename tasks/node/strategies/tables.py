@@ -1,9 +1,9 @@
 """Place each embedding table on one rank, and train the rest of the model with DDP.
 
-    tables  each nn.Embedding and nn.EmbeddingBag of an unmodified model is on one rank, its owner.
-            Tables are placed in descending order of size, each on the rank with the fewest table
-            weights so far. Ranks send their indices to the owner. The owner returns rows, or for an
-            nn.EmbeddingBag sums of rows [Naumov et al. 2019]
+    tables  each table (nn.Embedding or nn.EmbeddingBag) is on one rank, its owner. Tables are
+            placed in descending order of size. Each table goes to the rank with the fewest table
+            weights so far. To look up rows, ranks send their indices to the owner. The owner sends
+            rows back, or sums of rows for an nn.EmbeddingBag [Naumov et al. 2019]
 
 Gradients are sent in the opposite direction, so a step equals a step of ddp up to rounding. The
 bytes that a rank sends for a table depend on the rank's batch, not on the size of the table.
@@ -44,7 +44,8 @@ def distribute(
     """Move each embedding table of `model` to one rank, and return the module to call.
 
     A `Lookup` replaces each table. Every rank of the group must call this function.
-    `batch_by_rank` has the samples of each rank.
+
+    batch_by_rank: the samples of each rank. Only ranks with the fewest samples own tables.
     """
     least = min(batch_by_rank)
     held = {rank: 0 for rank, batch in enumerate(batch_by_rank) if batch == least}
@@ -65,7 +66,7 @@ def distribute(
 
 
 class Lookup(nn.Module):
-    """A module that replaces an embedding table, and looks up rows on the rank with the table."""
+    """A module that replaces an embedding table. It gets rows from the rank that owns the table."""
 
     def __init__(self, path: str, table: Table, group: dist.ProcessGroup, owner: int) -> None:
         super().__init__()
@@ -89,8 +90,9 @@ class Lookup(nn.Module):
         has_others = any(value is not None for value in (*others, *named.values()))
         if has_others or input.shape != self.shapes[self.rank]:
             raise ValueError(
-                f"strategy {TABLES}: the only input of {self.path} must be indices of the same"
-                f" shape as in the first step, {tuple(self.shapes[self.rank])}; use strategy ddp"
+                f"strategy {TABLES}: the only input of the embedding table {self.path} must be"
+                f" indices of shape {tuple(self.shapes[self.rank])}, as in the first step. Use"
+                " strategy ddp"
             )
         ranks, is_mine = range(len(self.shapes)), self.rank == self.owner
         indices = input.to(torch.int32)

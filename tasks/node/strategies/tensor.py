@@ -70,8 +70,8 @@ _FEED_FORWARD = {
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    inlets: the number of linear layers that take the input of the run. For example, two layers of a
-        gated feed-forward block take the same input.
+    inlets: the number of linear layers that take the input of the run. It is 2 for a gated
+        feed-forward block, in which two layers take the same input.
     """
 
     layers: list[nn.Module]
@@ -84,7 +84,7 @@ class LayerRun(NamedTuple):
 
     @property
     def opens(self) -> dict[nn.Module, bool]:
-        """Return {linear layer: whether tensor-1d divides its outputs instead of its inputs}."""
+        """Return {linear layer: True if tensor-1d divides its outputs, False for its inputs}."""
         return {
             layer: place < self.inlets or (place - self.inlets) % 2 == 1
             for place, layer in enumerate(filter(_is_linear, self.parts))
@@ -166,7 +166,7 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Set the blocks' gradients to those of the mean loss over all ranks (a step pre-hook)."""
+        """Compute the blocks' gradients of the mean loss over all ranks (a step pre-hook)."""
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
@@ -185,14 +185,14 @@ class Blocks:
 class _Linear(nn.Module):
     """This rank's block of a linear layer, on a grid of ranks (grid.py).
 
-    On a grid with several rows, each rank has a block of the inputs and of the outputs. On a grid
-    with one row, the layer is the first or the second layer of a pair. The first layer gathers the
-    samples of all ranks, and returns some of their features. The second layer returns all features
-    of this rank's samples.
+    On a grid with several rows, both the inputs and the outputs are divided among ranks. On a grid
+    with one row, layers form pairs. The first layer of a pair gathers the samples of all ranks, and
+    returns only some of the features. The second layer returns all features of this rank's samples.
 
     opens: True for the first layer of a pair.
     dim: the batch dimension of the inputs.
-    arrange: reorders a whole weight or bias before its first dimension, the outputs, is divided.
+    arrange: reorders a whole weight or bias before it is divided along its first dimension, the
+        outputs.
     """
 
     def __init__(
@@ -355,9 +355,11 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
     uses, runs = uses_of(model), list[LayerRun]()
 
     def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
-        """Return True if a layer is linear or in `kinds`, is unmodified and shares no parameter.
+        """Return True if the layer `part` can be divided.
 
-        `kinds` is a set of classes. A LayerNorm must normalise only the last dimension.
+        `part` must be a linear layer, or its class must be in `kinds`. It must have no hooks, use
+        the `forward` of its class, and share no parameter with other modules. If `part` is an
+        nn.LayerNorm, it must normalise only the last dimension.
         """
         if not (type(part) in kinds or _is_linear(part)) or _is_changed(part):
             return False
@@ -401,7 +403,7 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of `module`, and flatten an nn.Sequential inside an nn.Sequential."""
+    """Yield the children of `module`. Replace nested nn.Sequential modules by their children."""
     for child in module.children():
         is_nested = _is_sequence(module) and _is_sequence(child)
         yield from _leaves(child) if is_nested else [child]
@@ -421,12 +423,13 @@ def _is_changed(module: nn.Module) -> bool:
 def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
     """Count the elements that determine the communication of tensor parallelism for `model`.
 
-    `inputs` has `batch` samples. The result is empty if no layer can be divided. Its keys are:
+    `inputs` has `batch` samples. The result is empty if no layer can be divided. Otherwise, it has
+    these keys:
 
-    divided_weights: elements of the weights of all divided layers.
-    divided_inputs: elements per sample of the inputs of all divided layers.
-    divided_pairs: elements per sample that tensor-1d exchanges. For each pair of layers, these are
-        the input of the first layer and the output of the second layer.
+    divided_weights: number of elements in the weights of all divided layers.
+    divided_inputs: number of elements per sample in the inputs of all divided layers.
+    divided_pairs: number of elements per sample that tensor-1d exchanges. For each pair of layers,
+        these are the input of the first layer and the output of the second layer.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []

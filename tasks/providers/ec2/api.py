@@ -120,9 +120,9 @@ class Ec2Api:
             return answer
 
     def ask_unless(self, refusals: Sequence[str], action: str, region: str, **words: Any) -> Answer:
-        """Call `action`, and return the response. Return {} if AWS refuses with a known error.
+        """Call `action`, and return the response, or {} after an error that is in `refusals`.
 
-        refusals: the known errors, as AWS error codes or as kinds such as "gone" (see errors.py).
+        refusals: AWS error codes, or kinds of error such as "gone" (see errors.py).
 
         Raises AwsRefused for any other error.
         """
@@ -136,7 +136,7 @@ class Ec2Api:
     def ask_all(self, key: str, action: str, region: str, **words: Any) -> list[Any]:
         """Call `action` for all pages of the response, and return the items of all pages.
 
-        `key` is the response's key for the list of items. `words` are the parameters of the call.
+        In each page, the list of items has the key `key`. `words` are the parameters of the call.
         """
         items: list[Any] = []
         while True:
@@ -149,8 +149,8 @@ class Ec2Api:
     def described(self, key: str, action: str, region: str, filters: Filters) -> list[Answer]:
         """Call a Describe action, and return the items that match `filters` from all pages.
 
-        `filters` maps the name of an EC2 filter to one or several values. `key` is the response's
-        key for the list of items, such as "Subnets".
+        `filters` maps the name of an EC2 filter to one or several values. In each page, the list of
+        items has the key `key`, such as "Subnets".
         """
         words = [
             {"Name": name, "Values": [value] if isinstance(value, str) else value}
@@ -199,7 +199,7 @@ class Ec2Api:
         return [json.loads(product) for product in found]
 
     def spot_prices(self, region: str, at: datetime, names: Sequence[str] = ()) -> list[Answer]:
-        """Return the spot prices in force since time `at`, as rows of DescribeSpotPriceHistory.
+        """Return the spot prices at time `at` and later, as rows of DescribeSpotPriceHistory.
 
         names: the instance types. Empty means all types.
         """
@@ -228,7 +228,9 @@ class Ec2Api:
         return {name for each in ids for name in self.terminate(region, [each])}
 
     def image(self, region: str, parameter: str) -> Answer:
-        """Return DescribeImages' description of the image that the SSM parameter `parameter` names.
+        """Return the description of a machine image, as DescribeImages returns it.
+
+        parameter: the name of the SSM parameter that contains the image's id.
 
         The result is cached, so that all launches use the same image. Raises AwsRefused if the
         image does not exist or is not available.
@@ -267,7 +269,8 @@ def spot_advisor() -> Answer:
 class Store:
     """Reads and writes the objects of one S3 bucket.
 
-    region: the region to which requests are sent. `listed` sets it to the bucket's region.
+    region: the region to which requests are sent. A call of the method `listed` replaces this value
+        with the bucket's region.
     """
 
     def __init__(self, api: Ec2Api, region: str, bucket: str) -> None:
@@ -279,7 +282,7 @@ class Store:
         Each object is an entry of S3's list, with key, size and ETag. The time is Unix time on S3's
         clock.
 
-        most: stop after the first page that brings the list above this number of objects.
+        most: when the list has more objects than this number, no further page is requested.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

@@ -16,7 +16,7 @@ LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one mi
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Machines of the same type with consecutive ranks, for which one CreateFleet request is sent.
+    """Machines of the same type with consecutive ranks. One CreateFleet request launches them.
 
     first: the rank of the first machine.
     bids: {possible zone: maximum price of one machine in dollars per hour}.
@@ -47,9 +47,10 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
-    The second attempt is left out unless `markets` includes "on-demand". An attempt may use each
-    zone in `zones` in which the prices of all instance types are known. If there is no such zone,
-    the attempt is left out. `offers` supplies prices that the cluster's own offers lack.
+    There is an on-demand attempt only if `markets` includes "on-demand", or if "on-demand" is the
+    cluster's market. An attempt may use each zone in `zones` in which the prices of all instance
+    types are known. If there is no such zone, the attempt is left out. Prices are looked up in the
+    cluster's own offers first, and then in `offers`.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -87,13 +88,15 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    On-demand: the list price.
-    Spot: SPOT_MARGIN times the current spot price, but at most the list price of `on_demand`, and
-        at least the current spot price.
+    For an on-demand offer, the result is the list price. For a spot offer, it is SPOT_MARGIN times
+    the current spot price, but at most the on-demand list price. If the current spot price is above
+    the on-demand list price, the current spot price is returned.
 
     If the account's price in [ec2.prices] is higher, that price is returned. Spending caps then
     count what the account pays. A discount does not lower the bid, because EC2 compares bids with
     list prices.
+
+    on_demand: the on-demand offer of the same type in the same zone; None if unknown.
     """
     usd = offer.list_usd_per_hour or 0.0
     if offer.market == "spot":

@@ -35,7 +35,7 @@ IMAGE_FAMILIES = frozenset(
 def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if no reason is known.
 
-    GPU families are checked only for AWS's Deep Learning AMIs with PyTorch.
+    A GPU type's family is checked only if the image is an AWS Deep Learning AMI with PyTorch.
 
     image: the SSM parameter that names the image.
     """
@@ -55,7 +55,7 @@ def family(instance_type: str) -> str:
 
 
 def device_tflops(device: str) -> float | None:
-    """Return the peak fp32 TFLOP/s of one device without tensor cores; None if unknown."""
+    """Return a device's peak fp32 TFLOP/s, not counting its tensor cores; None if unknown."""
     sheets = sheets_of(device)
     return float(sheets["fp32_tflops"].iloc[0]) if len(sheets) else None
 
@@ -63,8 +63,9 @@ def device_tflops(device: str) -> float | None:
 def most_tflops(device: str, precision: str) -> float | None:
     """Return an upper bound on one device's TFLOP/s in `precision`; None if the device is unknown.
 
-    The bound for fp32 includes TF32, which PyTorch's convolutions use by default. The FP8 rate of a
-    GPU is at most twice its 16-bit rate. `device` may be a fraction of a GPU, such as "L4 1/2".
+    For fp32, the bound includes the TF32 rate, because PyTorch's convolutions use TF32 by default.
+    For fp8, the bound is twice the 16-bit rate. `device` may be a fraction of a GPU, such as
+    "L4 1/2".
     """
     name, _, divisor = device.partition(" 1/")
     sheets = sheets_of(name)
@@ -117,8 +118,8 @@ def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
     With EFA, the result is the sum of the rates of the cards in `efa_cards`. Without EFA, it is the
-    rate of the first card. The rate that EC2 states for the whole machine is an upper bound. Raises
-    ValueError if a card's rate is unknown.
+    rate of the first card. If this rate is more than 1 % above the rate that EC2 states for the
+    whole machine, the stated rate is returned. Raises ValueError if a card's rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -196,7 +197,7 @@ _QUOTAS = {
 
 
 def several_interfaces(answer: Answer) -> bool:
-    """Return True if a machine needs several network interfaces to reach its full rate.
+    """Return True if a machine needs several network interfaces to reach its full network rate.
 
     EC2 gives no public IP address to a machine with several interfaces.
     """
@@ -209,6 +210,9 @@ def may_be_grouped(answer: Answer) -> bool:
 
 
 def quota_of(instance_type: str, market: str) -> str | None:
-    """Return the Service Quotas code of the type's vCPU quota in a market; None if unknown."""
+    """Return the code of the vCPU quota for a type in a market; None if unknown.
+
+    The code is an identifier of AWS's Service Quotas, such as "L-DB2E81BA".
+    """
     found = (codes[market] for form, codes in _QUOTAS.items() if re.match(form, instance_type))
     return next(found, None)

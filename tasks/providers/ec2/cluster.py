@@ -73,8 +73,8 @@ class Ec2Cluster(RunningCluster):
     def start(self, attempts: Sequence[Attempt]) -> None:
         """Try `attempts` in order until all machines of an attempt are running.
 
-        Ends the machines of a failed attempt before the next attempt. Sends the controller's files
-        to the running machines.
+        Ends the machines of a failed attempt before the next attempt. After a successful attempt,
+        uploads the files that the machines need.
 
         Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
         the lease cannot be written, and ProviderError for all other failures.
@@ -95,7 +95,7 @@ class Ec2Cluster(RunningCluster):
         else:
             raise NoCapacity(
                 "; ".join(self.lease.refusals)
-                or "no zone has a subnet and prices for all instance types: check [ec2] subnet_ids"
+                or "no zone has a subnet and a price for each instance type: check [ec2] subnet_ids"
             )
         self.mirror.serve(self.lease)
         self.mirror.sync()
@@ -130,7 +130,11 @@ class Ec2Cluster(RunningCluster):
         return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return when the last download without errors began, as Unix time on S3's clock."""
+        """Return the Unix time on S3's clock at which the last download without errors began.
+
+        The ages of heartbeats are computed with this time. While S3 does not respond, the time
+        stands still, so that no machine is considered lost.
+        """
         return self.mirror.now_unix
 
     def usd_so_far(self) -> float | None:
@@ -269,9 +273,9 @@ class Ec2Cluster(RunningCluster):
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. If
-        EC2's reason code begins with "Client.", the request is at fault. For all other codes, the
-        error's kind is "capacity".
+        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
+        error's kind is "capacity", unless EC2's reason code begins with "Client.", which means that
+        the request is at fault.
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -300,10 +304,9 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the prices from which the cost of the launch is computed.
+        """Return a copy of the cluster with the prices that this account pays for its machines.
 
-        Spot prices are updated if AWS reports the current prices. The account's prices and
-        discounts are applied.
+        Spot prices are updated first, unless AWS refuses the query.
         """
         now, members = self._api.now(), list(cluster.members)
         names = sorted({offer.instance_type.name for offer in members})
@@ -359,7 +362,7 @@ class Ec2Cluster(RunningCluster):
         )
 
     def _look(self) -> None:
-        """Read the machines' states from EC2, and store the end of each ended machine in the lease.
+        """Read the machines' states from EC2, and store in the lease which machines have ended.
 
         Does nothing if AWS does not respond.
         """

@@ -34,8 +34,7 @@ class Ec2Machine:
 
     usd_per_hour: the price, including the volume, the public IP address and S3 requests.
     group: the `group` of the `FleetRequest` that launched the machine.
-    current: True if the machine belongs to the cluster: the whole cluster has started, and the
-        machine has not been replaced.
+    current: True if the whole cluster has started and the machine has not been replaced.
     rank: index in the cluster; -1 if EC2's response was lost and the machine was found by its tags.
     download_usd: an upper bound in dollars on the cost of the machine's downloads.
     """
@@ -75,10 +74,10 @@ class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
     home: the random token of the SRIFT_HOME that made the launch.
-    deployment, bucket, prefix: the values in srift.toml.
+    deployment, bucket, prefix: the values that srift.toml had at the launch.
     role_id: the id of the machines' IAM role.
     releasing: True if Srift tried to end the machines and some may still run.
-    fetched: True when all uploads have been downloaded.
+    fetched: True when all files that the machines uploaded have been downloaded.
     """
 
     region: Region
@@ -130,12 +129,12 @@ class Ec2Lease(Lease):
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Self:
-        """Return a copy with `request`, which replaces an earlier request of the same group."""
+        """Return a copy of this lease with `request` instead of any request of the same group."""
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
     def with_machines(self, *machines: Ec2Machine) -> Self:
-        """Return a copy with `machines`, which replace machines with the same instance ids."""
+        """Return a copy of this lease with `machines` added, or updated if already listed."""
         by_id = {machine.instance_id: machine for machine in (*self.machines, *machines)}
         return replace(self, machines=tuple(by_id.values()))
 
@@ -155,7 +154,7 @@ class Ec2Lease(Lease):
 def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
     """Return the content of `file`; None if it is missing.
 
-    Raises ProviderError if the file cannot be read. Its message ends with `advice`.
+    Raises ProviderError if the file cannot be read. The error's message ends with `advice`.
     """
     try:
         return schema.validate_json(file.read_bytes())
@@ -208,10 +207,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return {lease id: (month of its end as YYYY-MM, cost in dollars)} of deleted leases.
+        """Return the costs in `spent_file`: {lease id: (month as YYYY-MM, cost in dollars)}.
 
-        Returns None if `spent_file`, which keeps these costs, is missing. Raises ProviderError if
-        the file cannot be read.
+        The month is the month in which the lease ended. The file keeps the costs of deleted leases.
+        It also has the costs of data uploads, and costs that the user stated.
+
+        Returns None if the file is missing. Raises ProviderError if it cannot be read.
         """
         advice = (
             "nothing was bought. Delete the file, look up this month's cost in AWS's bill, and run"
@@ -252,10 +253,12 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         super().forget_ended(lease_id)
 
     def close(self, lease: Ec2Lease, now: datetime, outcome: str) -> Ec2Lease:
-        """Mark a lease as ended at `now`, and return it. All its machines must have ended.
+        """Store that `lease` ended at `now` with `outcome`, and return the updated lease.
+
+        Call this method after all machines of the lease have ended. There are two special cases:
 
         - A lease without machines and requests is deleted, and returned unchanged.
-        - A lease with requests but without machines gets the outcome "refused", not `outcome`.
+        - A lease with requests but without machines gets the outcome "refused".
 
         If lease.json cannot be written, no error is raised. The lease on disk stays open until the
         reaper closes it.

@@ -4,9 +4,8 @@ Each upload of a machine becomes a local file. The file's modification time is t
 stored the upload. A machine chooses the names of its uploads, but no upload is stored outside the
 machine's local folders.
 
-This process (the controller) has a prefix on S3 for each machine. It uploads the files for a
-machine below `in/` of the machine's prefix. The last upload is a manifest with the SHA-256 of all
-files.
+Each machine has a prefix in the S3 bucket. This process (the controller) uploads the files for a
+machine below `in/` of this prefix. The last upload is a manifest with the SHA-256 of all files.
 
 The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
 stops, so that no machine is considered lost.
@@ -132,8 +131,8 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        An object that S3 has deleted is not tried again. Neither is an object whose path conflicts
-        with a file or folder.
+        After two errors, another try would not help, so True is returned: S3 has deleted the
+        object, or `path` conflicts with an existing file or folder.
 
         stored: the object's entry in S3's list.
         """
@@ -189,9 +188,13 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return `path`, or a path in another folder if `path` is the record of another machine.
+    """Return the path for an upload: `path`, or another path if `path` has a different record.
 
-    A replaced machine and its replacement may both upload a record of the same run.
+    Both a replaced machine and its replacement may upload a record of the same run. The second
+    record is stored in a folder with the id of its machine.
+
+    key: the upload's key on S3, which contains the id of the machine.
+    content: the upload's content.
     """
     if path.parent.name != "records" or not path.is_file() or path.read_bytes() == content:
         return path

@@ -35,7 +35,7 @@ class Ec2Market:
     """The instance types and offers of EC2.
 
     choices: the section [ec2] of srift.toml.
-    clients: returns an AWS client for a service and region; None means boto3's clients.
+    clients: `clients(service, region)` returns an AWS client. None means boto3's clients.
     clock: None means the real clock.
     """
 
@@ -84,7 +84,10 @@ class Ec2Market:
         return self._latest_offers + self.packaged_offers()
 
     def packaged_offers(self) -> list[Offer]:
-        """Return the on-demand offers that ship with Srift; [] if [ec2] `markets` excludes them."""
+        """Return the on-demand offers that ship with Srift.
+
+        Returns [] if [ec2] `markets` does not include "on-demand".
+        """
         if "on-demand" not in self.choices.markets:
             return []
         choices = self.choices
@@ -93,7 +96,8 @@ class Ec2Market:
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        AWS limits the number of different requests for scores that an account may make per day.
+        Call this method rarely: AWS limits how many different sets of types and counts an account
+        may ask for per day.
         """
         rows = self.api.ask_all(
             "SpotPlacementScores",
@@ -156,14 +160,18 @@ class Ec2Market:
 
 
 def packaged_types(choices: Ec2) -> list[InstanceType]:
-    """Return the packaged types that match the `instance_types` and `regions` of `choices`."""
+    """Return the instance types that ship with Srift and match the settings `choices`.
+
+    A type must match a pattern in `choices.instance_types`, and be sold in one of the regions in
+    `choices.regions`.
+    """
     names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
     here = (kind for kind in packaged().instance_types if kind.name in names)
     return wanted(here, choices.instance_types, choices.ami_parameter)
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
-    """Return the packaged on-demand offers in `region`, at the prices that this account pays.
+    """Return the on-demand offers in `region` that ship with Srift, at this account's prices.
 
     choices: the section [ec2] of srift.toml, which has the account's prices and discounts.
     """
@@ -173,7 +181,10 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return a warning for each region and type pattern that the packaged snapshot lacks."""
+    """Return a warning for each region and type pattern in `choices` that Srift does not know.
+
+    Srift knows the regions and instance types in the snapshot that ships with it.
+    """
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
     unknown = [region for region in choices.regions if region not in packaged().usd]

@@ -53,9 +53,10 @@ class Ec2Provider(Ec2Market, Provider):
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
     ) -> Iterator[Ec2Cluster]:
-        """Launch the cluster in its market, or on-demand if its market has no capacity.
+        """Launch the cluster, yield it, and end its machines after the block.
 
-        Yields the running cluster, and ends its machines after the block. `seed` has no effect.
+        If the cluster's market has no capacity, the cluster is launched on-demand, provided that
+        [ec2] `markets` includes "on-demand". `seed` has no effect.
 
         Raises:
             LeaseUnreadable: if a lease cannot be read. Nothing is launched.
@@ -130,7 +131,7 @@ class Ec2Provider(Ec2Market, Provider):
     def fetched(self, lease: Ec2Lease) -> Ec2Lease:
         """Download the missing uploads of an ended launch, and return the updated lease.
 
-        The `fetched` of the result is False if uploads are still missing.
+        In the updated lease, `fetched` is False if uploads are still missing.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -172,7 +173,7 @@ class Ec2Provider(Ec2Market, Provider):
         tidy(self.api, lease.region, lease.filters, lambda tags: True)
 
     def leases(self) -> list[Lease]:
-        """Return leases whose machines may run or whose uploads are missing.
+        """Return the leases whose machines may run, or whose uploads are not all downloaded.
 
         Unreadable leases are included.
         """
@@ -196,8 +197,8 @@ class Ec2Provider(Ec2Market, Provider):
         """End overdue launches, launches whose process has died, and leftover machines.
 
         A leftover machine is past the deadline in its tags, or belongs to this SRIFT_HOME but to no
-        open lease. The reaper checks the regions of srift.toml, of the leases on disk, and of its
-        searches in the last 30 days.
+        open lease. The reaper checks the regions of srift.toml, the regions of the leases on disk,
+        and all regions that it checked in the last 30 days.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept if a region or lease file could not be checked, or if machines did not end.

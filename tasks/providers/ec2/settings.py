@@ -39,7 +39,7 @@ class Discount(_Section):
 
 
 def _on_demand(discount: object) -> object:
-    """Convert a plain number to a discount on on-demand prices.
+    """Convert a plain number to a discount on on-demand prices. Return other values unchanged.
 
     The number does not apply to spot prices, because Savings Plans do not cover them.
     """

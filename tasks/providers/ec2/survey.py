@@ -109,7 +109,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
-            f"{len(vpcs)} VPCs have subnets for machines in {region}, but exactly 1 must: "
+            f"{len(vpcs)} VPCs have subnets for machines in {region}, but Srift needs exactly 1: "
             "list subnets of one VPC in [ec2] subnet_ids, or tag only these subnets with "
             f"srift:deployment = {choices.deployment}"
         )

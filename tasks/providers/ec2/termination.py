@@ -31,7 +31,7 @@ _LEFTOVERS = (  # resources that cost nothing, but count toward AWS's quotas
 
 
 def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
-    """End every machine of the launch, and return the updated lease and a problem.
+    """End every machine of the launch. Return (updated lease, problem).
 
     The problem says why some machines may still run; "" if all machines have ended.
     """
@@ -133,13 +133,14 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return the machines that the lease lacks, because EC2's response to a request got lost.
+    """Return machines of the launch that the lease lacks because EC2's response was lost.
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    If a request is unanswered and has no known machines after FORGOTTEN (45 minutes), all requested
-    machines count as launched. Their cost is counted until now, but at most until LATEST after the
-    deadline. The recorded cost may be too high, but never too low, so that spending caps hold.
+    If a request is unanswered and none of its machines is known after FORGOTTEN (45 minutes), all
+    its machines are assumed to have run. Their cost counts from the request until now, but at most
+    until 5 minutes (LATEST) after the deadline. The recorded cost may be too high, but never too
+    low, so that spending caps hold.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -172,8 +173,8 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     """Return the latest time at which the machine can have ended itself.
 
-    A machine counts the seconds to its deadline from its start. The result is therefore the
-    deadline, plus the delay from request to start, plus LATEST for boot and rounding.
+    A machine counts the seconds to its deadline from its start, not from the request. The result is
+    therefore the deadline, plus the delay from request to start, plus LATEST for boot and rounding.
     """
     asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
     late = max(timedelta(0), machine.launched_at - asked_at[0])

@@ -1,1 +1,1 @@
-"""Provide hosts on this computer: network namespaces with CPU quotas."""
+"""Provide hosts on this computer. A host is a network namespace with a CPU quota."""

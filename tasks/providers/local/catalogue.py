@@ -78,7 +78,7 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return what cannot be measured on this computer: sentences with reasons and fixes."""
+        """Return one sentence, with reason and fix, for each thing that cannot be measured here."""
         sentences = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -115,8 +115,10 @@ class LocalMachine:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
         The hosts of every SRIFT_HOME and user on this computer count. On a computer that cannot
-        separate networks, NoCapacity is also raised if any host runs.
-        wanted: number of cores. 0 checks only that the running hosts do not use too many cores.
+        separate networks, NoCapacity is also raised if any host runs and `wanted` is not 0.
+
+        wanted: number of cores for new hosts. If 0, the function only checks that the running hosts
+            together do not use too many cores.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
@@ -124,7 +126,7 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores are needed, but all hosts share {most_cores():g} cores "
-                f"and the launches {held} use some: wait until these launches end. "
+                f"and these launches use some of them: {held}. Wait until they end. "
                 "`srift reap` ends hosts whose Srift process has died"
             )
         if wanted and alive and not self.isolation.namespaces:
@@ -151,7 +153,7 @@ class LocalMachine:
 
 
 def cores_of(cluster: Cluster) -> float:
-    """Return the cores that all hosts of a cluster need together."""
+    """Return the number of cores that all hosts of a cluster need together."""
     return sum(offer.instance_type.cores for offer in cluster.members)
 
 

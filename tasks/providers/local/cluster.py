@@ -23,7 +23,7 @@ _CARRIED = ("HOME", "LANG")  # other variables may have credentials or settings 
 
 
 class LocalCluster(RunningCluster):
-    """A RunningCluster of local hosts."""
+    """The hosts of one launch on this computer."""
 
     ready_within_s = 60.0
     image_id = ""

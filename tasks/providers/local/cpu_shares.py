@@ -1,7 +1,8 @@
 """Limit the CPU time of local hosts: with cgroup quotas (v1 or v2), or by pinning to whole cores.
 
 During a measurement, a host is pinned to cores. It also has a quota and the maximum CPU weight, so
-that it runs before other programs. If this process cannot set quotas, hosts have whole cores.
+that it runs before other programs. If this process cannot set quotas, each host is only pinned to
+whole cores.
 """
 
 import math
@@ -58,10 +59,13 @@ class CpuShares:
     ) -> None:
         """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
 
+        If quotas are not available to this process (see `why_not`), the host is only pinned.
+
         processes: all processes of the host.
         cores: number of cores; None removes the limit.
-        Sets no quota if this process cannot set quotas. Raises OSError if the quota or the affinity
-        cannot be set.
+        usable: the indices of the cores on which the host may run.
+
+        Raises OSError if writing the quota or pinning fails.
         """
         if not self.why_not:
             self._write_quota(self.base / name, cores)
@@ -137,7 +141,10 @@ def detect() -> CpuShares:
 
 
 def usable_cores() -> float:
-    """Return the number of cores that this process may use, by CPU affinity and cgroup quota."""
+    """Return the number of cores that this process may use.
+
+    The CPU affinity and the cgroup quotas both limit this number. The lower limit is returned.
+    """
     return min(len(os.sched_getaffinity(0)), quota_cores())
 
 

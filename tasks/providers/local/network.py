@@ -82,7 +82,7 @@ class Isolation:
 
     kind: "root" (namespaces that root creates), "user" (namespaces inside a user namespace), or
         "none".
-    why_not: why hosts cannot be separated.
+    why_not: why hosts cannot be separated; "" if they can.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Isolation:
     def powerless(self, command: Sequence[str]) -> list[str]:
         """Return a command that runs `command` without the privileges of root.
 
-        Returns `command` unchanged if the kind is "none".
+        Returns `command` unchanged if this computer cannot create namespaces.
         """
         return [*_POWERLESS[self.kind].split(), *command]
 
@@ -181,9 +181,11 @@ class HostNetwork:
 
         mark: a `HostMark` as text, which becomes an argument of the host's first processes.
         log: file for the output of `command`.
-        address: IPv4 address of the host. Ignored if this computer cannot create namespaces.
-        bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s. Also ignored
-            without namespaces.
+        address: IPv4 address of the host.
+        bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s.
+
+        If this computer cannot create namespaces, `address` and `bandwidth_gbps` are ignored.
+
         Raises ProviderError if the host cannot be started or connected to the bridge.
         """
         if self.switch is None:
@@ -227,9 +229,10 @@ class HostNetwork:
 
     @property
     def _enter(self) -> Sequence[str]:
-        """Return the `nsenter` command that enters the bridge's user namespace, if it has one.
+        """Return the start of an `nsenter` command that targets the network bridge's process.
 
-        Callers append other namespaces to enter, and the program to run.
+        The command enters the user namespace of this process, if there is one. Callers append
+        options for further namespaces, and the program to run.
         """
         assert self.switch is not None
         user = ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()

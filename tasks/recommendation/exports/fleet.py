@@ -17,8 +17,8 @@ def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
     The request names the instance type of the requested cluster, and of each lower-ranked cluster
-    that can replace it in the same market and region. EC2 prefers the better rank. Tags describe
-    the recommendation.
+    that can replace it in the same market and region. EC2 prefers clusters with a better rank.
+    Tags describe the recommendation.
 
     Raises:
         ExportRefused: if the machines are local hosts or have several instance types.

@@ -15,7 +15,9 @@ RUNTIME_LIMIT_FACTOR = 2.0
 
 
 def sagemaker(selection: Selection) -> tuple[Any, str]:
-    """Return parts of CreateTrainingJob requests, best cluster first, and their JSON text.
+    """Return a document with CreateTrainingJob requests, best cluster first, and its JSON text.
+
+    The requests are incomplete. The user adds, for example, a name, a role and an image.
 
     Raises:
         ExportRefused: if the machines are local hosts, or SageMaker cannot run any of the clusters.
@@ -56,10 +58,11 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _alternatives(cluster: RankedCluster) -> tuple[object, ...]:
-    """Return a key that is equal for clusters that one SageMaker request names as alternatives.
+    """Return a key to group clusters. The clusters of a group are alternatives in one request.
 
-    Such clusters are on-demand, in one region, of one instance type each, and run with the same
-    training command.
+    SageMaker starts one of the alternatives. On-demand clusters of a single instance type share a
+    group if they have the same region and training command. Any other cluster is alone in its
+    group.
     """
     if cluster.market == "spot" or len(cluster.types) > 1:
         return (cluster.rank,)

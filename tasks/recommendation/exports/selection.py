@@ -63,7 +63,12 @@ class RankedCluster:
 
 @dataclass(frozen=True)
 class Selection:
-    """The row to export (`first`), and all rows of its goal."""
+    """The row to export, and all rows of its goal.
+
+    first: the row to export.
+    ranks: all rows of the goal, including `first`.
+    now: the time of the export.
+    """
 
     first: RankedCluster
     ranks: Sequence[RankedCluster]
@@ -95,7 +100,7 @@ class Selection:
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
         """Raise ExportRefused if the machines are local hosts.
 
-        one_type: if True, several instance types are refused too.
+        one_type: if True, also raise if the machines have several instance types.
         """
         if not spends_money(self.first.row["provider"]):
             raise ExportRefused(
@@ -135,7 +140,11 @@ class Selection:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about old data, a limit that is probably missed and a doubtful choice."""
+        """Return warnings about the requested row.
+
+        The warnings are about old data, a deadline or budget that is probably missed, and a run to
+        measure before the row is used.
+        """
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
         for column, what in (("published_at", "publication"), ("price_as_of", "price")):
@@ -152,9 +161,9 @@ class Selection:
         return warnings
 
     def _age_days(self, column: str) -> float:
-        """Return the age of the requested row in days.
+        """Return the age of the requested row's prices or publication, in days.
 
-        column: the column with the start of the age, "price_as_of" or "published_at".
+        column: "price_as_of" or "published_at".
         """
         age: timedelta = self.now - self.first.row[column]
         return age / timedelta(days=1)
@@ -191,10 +200,10 @@ def select(
         raise SettingsError(f"choose one goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
-        raise ExportRefused(f"no cluster meets {workload}, {matches[0]}: {rows[0]['reason']}")
+        raise ExportRefused(f"no cluster meets {matches[0]} for {workload}: {rows[0]['reason']}")
     ranks = {row["rank"]: RankedCluster(row) for row in rows}
     if rank not in ranks:
-        raise SettingsError(f"{matches[0]} has no rank {rank}: ranks 1 to {len(ranks)} exist")
+        raise SettingsError(f"goal {matches[0]} has no rank {rank}: it has ranks 1 to {len(ranks)}")
     return Selection(ranks[rank], list(ranks.values()), now)
 
 

@@ -27,7 +27,7 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
     }
     notes = [
         *selection.about,
-        "set TRAINING_SCRIPT to your script; `srift export --to torchrun` writes its sampler",
+        "set TRAINING_SCRIPT to your script; `srift export --to torchrun` writes a sampler for it",
     ]
     return task, as_comment(notes) + as_yaml(task)
 

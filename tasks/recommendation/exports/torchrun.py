@@ -83,10 +83,10 @@ if __name__ == "__main__":
 
 
 def torchrun(selection: Selection) -> tuple[Any, str]:
-    """Return batches and commands as the document of `--json`, and the text of a Python file.
+    """Return the document of `srift export --json`, and the text of a Python file.
 
-    The file has the batch of each process, the torchrun commands, a batch sampler and a training
-    step.
+    The document and the file have the batch of each process and the torchrun commands. The file
+    also has a batch sampler and a training step.
     """
     first, row = selection.first, selection.first.row
     commands = [

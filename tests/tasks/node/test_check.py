@@ -49,7 +49,7 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.zer
         ("def build", "def built", "no function 'build' in the file of workload 'net'"),
         ("torch.randn(batch, 4)", "torch.rand(batch, 'a')", "(mine.py, line 18, in make_batch)"),
         (FORWARD, "self.first(x)[:, :1]", "last.weight, last.bias had no part in the loss"),
-        ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "the loss goes from"),
+        ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "the first loss is"),
         (NET, "    raise SystemExit(3)", "SystemExit: 3 (mine.py, line 15, in build)"),
         (NET, NET + ".cuda()", '`device="cuda"`'),
         (NET, "    model = open('rows.csv')", "files in `data`"),
