@@ -58,9 +58,9 @@ class CampaignLimits:
 
     - `max_usd`, `max_seconds`: the caps on the dollars and seconds of all launches together
     - `max_hosts`: the maximum number of machines of a cluster
-    - `fits(cluster)`: returns why the cluster cannot be launched, or an empty string if it can
+    - `fits(cluster)`: returns "" if the cluster can be launched, or else the reason why it cannot
     - `market`: "spot" or "on-demand"; all machines come from this market
-    - `costs`: the assumed durations of launches and runs
+    - `costs`: the assumed seconds that launches and runs take
     """
 
     max_usd: float

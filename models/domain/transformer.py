@@ -38,9 +38,9 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
         vocabulary         the number of different tokens; 0 if not stated
 
     Raises:
-        ValueError: if a size is missing or is not a positive whole number. Also if the network is
-            not supported: a mixture of experts, a network with a separate encoder or with weights
-            shared between layers, or no transformer.
+        ValueError: if a size is missing or is not a positive whole number, or if the network is not
+            supported. Mixtures of experts, networks with a separate encoder, networks that share
+            weights between layers, and networks other than transformers are not supported.
     """
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]

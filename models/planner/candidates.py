@@ -1,7 +1,7 @@
-"""Enumerate the candidates of a workload: each batch split in each market and zone.
+"""Enumerate the candidates of a workload: combinations of a batch split, a market and a zone.
 
-A batch split says how many samples each device of a cluster gets. `without_beaten_zones` leaves out
-zones that are unlikely to have the best cluster.
+A batch split is the number of samples that each device of a cluster gets. `without_beaten_zones`
+leaves out zones that are unlikely to have the best cluster.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Supply:
     - `job_conditions` has the start-up, checkpoint and interruption models.
     - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
       {mode: reason}.
-    - `most_mixed` is the maximum number of clusters to enumerate if there are many instance types
-      (see `compositions`). All clusters of a single type are enumerated in any case.
+    - `most_mixed` limits the number of clusters if there are many instance types. Only mixed
+      clusters are then left out (see `compositions`), never clusters of a single type.
     """
 
     offers: Sequence[Offer]

@@ -51,7 +51,7 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the `Meeting` if random draws of the used hours or dollars are given.
+    """Estimate the `Meeting` from random draws of the used hours or dollars.
 
     The chance is the share of draws that are at most `limit`. The overshoot is the mean of
     max(0, log(used / limit)) over the draws.

@@ -223,10 +223,11 @@ def usable_gbps(nominal: FloatArray) -> FloatArray:
 
 
 def exchange_seconds(line: Line, value: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return C and L, the seconds to exchange all gradients and the last bucket, as (rows,) arrays.
+    """Return (C, L), two (rows,) arrays of seconds.
 
-    Both include the seconds of compression or of Adasum. If the backward pass waits for the
-    exchange, the last bucket has all gradients.
+    C is for the exchange of all gradients, and L for the exchange of the last bucket alone. If the
+    backward pass waits for the exchange, the last bucket has all gradients. Both include the
+    seconds of compression or of Adasum.
     """
     machines, ranks, most = line.count.sum(axis=1), line.ranks, line.devices.max(axis=1)
     across = machines > 1

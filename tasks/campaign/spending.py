@@ -246,7 +246,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 def _spot_margin(workspace: Workspace) -> float | None:
     """Return the highest accepted spot price, as a multiple of the known spot price.
 
-    The result is None if [ec2] markets includes on-demand: the limit is then the on-demand price.
+    Returns None if the setting `markets` in [ec2] includes "on-demand". The on-demand price is then
+    the highest accepted spot price.
     """
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
@@ -331,7 +332,7 @@ class Tally:
     def affords(self, launch: PlannedLaunch) -> bool:
         """Return True if the campaign has time left and can pay the estimated cost of `launch`.
 
-        The worst-case cost may exceed the caps: `allowance` checks it.
+        This method ignores the worst-case cost, which `allowance` compares with the caps.
         """
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 

@@ -38,10 +38,10 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the measured times between `nodes`: a `Links` for each sweep over all pairs.
+        """Return the link times between `nodes`: a `Links` for each sweep over all pairs.
 
-        Raises ValueError if other nodes were measured, if the matrices have different sizes, or if
-        a time is zero or less.
+        Raises ValueError if the measured nodes are not exactly `nodes`, if `latency_s` or `byte_s`
+        lacks the time of a pair, or if a time is zero or less.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))

@@ -159,7 +159,9 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 
 
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
-    """Run a backward pass and two training steps, and return the dictionary `figures` of `checked`.
+    """Run a backward pass and two training steps, and return the measured values.
+
+    The docstring of `checked` lists their keys, under `figures`.
 
     Raises WorkloadError if a trainable parameter gets no gradient, because data parallelism would
     wait forever for this gradient. Also raises the errors of `train`.

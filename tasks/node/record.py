@@ -112,7 +112,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if `name` names a GPU. Nodes check GPUs before they start torchrun."""
+        """Return True if nodes check these devices before they start torchrun: GPUs are checked."""
         return self.name not in (CPU, ANY)
 
 

@@ -104,7 +104,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
 
 
 def _no_runs(why: str) -> Row:
-    """Return the result of `pilots_for` without runs, for the reason `why`."""
+    """Return what `pilots_for` returns if it suggests no runs. `why` is the reason."""
     reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 

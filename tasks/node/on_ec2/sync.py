@@ -186,7 +186,7 @@ class Outbox:
         self.sent[name] = _mark(status)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each regular file of the user `owner` that has an allowed name.
+        """Yield (name, mark) for each regular file that has an allowed name and the expected owner.
 
         The mark is (inode, modification time, size), which changes with the file's content.
         """

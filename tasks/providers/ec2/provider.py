@@ -145,7 +145,7 @@ class Ec2Provider(Ec2Market, Provider):
         return Mirror(store, lease, self.lease_folder.mailbox(lease.lease_id))
 
     def _release(self, running: Ec2Cluster) -> None:
-        """End the machines, and download their uploads.
+        """End the machines, and download the files that they uploaded to S3.
 
         Raises ProviderError if some machines may still run.
         """
