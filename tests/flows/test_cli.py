@@ -93,6 +93,7 @@ forget
 forget abcd --list
 backtest rows.csv
 table ln
+export conv --to torchrun --provider local --output missing/file
 """
 
 
