@@ -93,7 +93,6 @@ forget
 forget abcd --list
 backtest rows.csv
 table ln
-export conv --to torchrun --provider local --output missing/file
 """
 
 
