@@ -218,6 +218,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Convert a published recommendation to a file for another tool, such as SkyPilot."""
+    if output is not None and not output.parent.is_dir():
+        raise typer.BadParameter(
+            f"--output: folder {output.parent} does not exist: run `mkdir -p {output.parent}`"
+        )
     from tasks.recommendation import exports
     from tasks.recommendation.exports.selection import select
     from warehouse.export import published_rows

@@ -15,7 +15,7 @@ def nearest_names(name: str, known: Iterable[object]) -> str:
     hint lists all `known` names.
     """
     names = sorted(str(each) for each in known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names)
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
     return "known: " + (", ".join(names) or "none")

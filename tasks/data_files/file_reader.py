@@ -21,6 +21,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 
 from models.domain.suggestions import NAME_PATTERN
@@ -70,6 +72,14 @@ class Facts(BaseModel):
     hidden: Whole | None = None
     sequence: Whole | None = None
     samples: Whole | None = None
+
+    @field_validator("gradient_bytes")
+    @classmethod
+    def _plausible(cls, size: int, others: ValidationInfo) -> int:
+        parameters = others.data.get("parameters", size)
+        if not parameters <= size <= 16 * parameters:
+            raise ValueError("must be 1 to 16 bytes for each trained parameter")
+        return size
 
 
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> None:
@@ -126,7 +136,7 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
         except ValidationError as error:
             problems += [
                 f"line {texts['place']}, column {one['loc'][0]}:"
-                f" {texts.get(str(one['loc'][0]))!r}: {one['msg']}"
+                f" {texts.get(str(one['loc'][0]))!r}: {one['msg'].removeprefix('Value error, ')}"
                 for one in error.errors(include_url=False)
             ]
     counts = Counter(getattr(row, key) for row in rows)

@@ -51,7 +51,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         fetched = data.fetched_below(settings.home)
         file = replace(file, data=str(fetched if fetched.is_dir() else data.source))
     stated = settings.stated(name)
-    batch = max(1, stated.batches[0] // _DIVISOR)
+    batch = max(1, stated.global_batch[0] // _DIVISOR)
     try:
         python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:

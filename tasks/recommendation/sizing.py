@@ -42,7 +42,7 @@ def size(
     workspace = load_public_if_needed(open_workspace(provider), name)
     batches: tuple[float, float] = 0.0, math.inf
     if name in workspace.settings.workloads:
-        batches = workspace.settings.workloads[name].batches
+        batches = workspace.settings.workloads[name].global_batch
     elif (name, provider) not in workload_providers(workspace.warehouse):
         raise unknown(workspace, name)
     if batch is not None:

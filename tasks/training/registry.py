@@ -5,7 +5,6 @@ The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sqlite3
@@ -128,6 +127,7 @@ def _own_store(home: Path) -> str:
 def _client(home: Path) -> Iterator[MlflowClient]:
     """Yield a client of the registry. Errors of the registry become RegistryError."""
     import mlflow
+    from mlflow.utils.logging_utils import disable_logging
     from sqlalchemy.exc import SQLAlchemyError
 
     home.mkdir(parents=True, exist_ok=True)
@@ -143,8 +143,8 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     os.environ.pop("MLFLOW_REGISTRY_URI", None)
     if not chosen:
         os.environ.pop(OPERATORS_STORE, None)
-    # This logger prints the traceback of every error.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    # MLflow prints each registration, and the traceback of every error.
+    disable_logging()  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

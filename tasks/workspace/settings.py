@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,7 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -141,6 +143,7 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """The section of a workload: its code, samples, global batch and goals.
 
+    global_batch: the minimum and the maximum. A single number is both.
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
     None means that the workload has only imported measurements.
     precisions, strategies, switches: the options among which the planner may choose. An entry of
@@ -160,7 +163,7 @@ class WorkloadSettings(_Section):
     data: str | None = None
     follow_links: bool = False
     samples: int = Field(gt=0, le=10**15)
-    global_batch: int | tuple[int, int]
+    global_batch: tuple[int, int]
     transformer: str | dict[str, Any] | None = None
     sequence: int | None = Field(default=None, gt=0)
     precisions: tuple[Annotated[str, _one_of(PRECISIONS)], ...] = Field(
@@ -187,6 +190,15 @@ class WorkloadSettings(_Section):
                 raise ValueError(f"Srift or the machine sets {name}. Remove {name} from env")
         return env
 
+    @field_validator("global_batch", mode="wrap")
+    @classmethod
+    def _bounds(cls, batch: Any, parsed: ValidatorFunctionWrapHandler) -> tuple[int, int]:
+        with suppress(ValidationError):
+            least, largest = parsed(batch if isinstance(batch, list) else (batch, batch))
+            if 1 <= least <= largest:
+                return least, largest
+        raise ValueError("must be a whole number above 0, or two numbers [smallest, largest]")
+
     @field_validator("data")
     @classmethod
     def _parsed(cls, data: str) -> str:
@@ -199,19 +211,8 @@ class WorkloadSettings(_Section):
         modes = (Mode(*parts) for parts in product(self.precisions, self.strategies, self.switches))
         return tuple(mode for mode in dict.fromkeys(modes) if mode in MODES)
 
-    @property
-    def batches(self) -> tuple[int, int]:
-        """Return the minimum and the maximum allowed global batch."""
-        batch = self.global_batch
-        return (batch, batch) if isinstance(batch, int) else batch
-
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSettings:
-        least, largest = self.batches
-        if not 1 <= least <= largest:
-            raise ValueError(
-                "global_batch must be a whole number above 0, or two numbers [smallest, largest]"
-            )
         for key in ("path", "requirements", "env", "data"):
             if self.entrypoint is None and getattr(self, key):
                 raise ValueError(f"{key} needs an entrypoint")
@@ -324,7 +325,7 @@ class Settings(_Section):
             OSError: if the code cannot be read.
         """
         stated = self.stated(name)
-        least, largest = stated.batches
+        least, largest = stated.global_batch
         overshoot = self.choice.overshoot_price
         goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
         return Workload(
@@ -373,12 +374,12 @@ class Settings(_Section):
                     "entrypoint",
                     "write the entrypoint as file.py:function (with `path`: module:function)",
                 )
-            if stated.path is None:
-                return file_source(self.root, where, stated.requirements), function
             # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
             without = [self.home, self.root / FILE]
             if stated.data and isinstance(data := source_of(stated.data, self.root), Path):
                 without.append(data)
+            if stated.path is None:
+                return file_source(self.root, where, stated.requirements, without), function
             folder = self.root / stated.path
             return folder_source(folder, where, stated.requirements, without), function
         except SourceRefused as error:
@@ -489,7 +490,10 @@ def load_settings(file: Path | None = None) -> Settings:
     except (TypeError, ValueError) as error:
         problems = [str(error)]
         if isinstance(error, ValidationError):
-            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            problems = [
+                f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
+                for one in error.errors()
+            ]
         lines = [f"{path}, with {', '.join(variables) or 'no SRIFT_* variables'}:", *problems]
         raise SettingsError("\n  ".join(lines)) from None
     for name, workload in settings.workloads.items():

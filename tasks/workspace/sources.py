@@ -20,6 +20,8 @@ _COMPILED = (".pyc", ".pyo")
 _AGENT = ("node.py", "node/__init__.py")  # would shadow Srift's package `node` on machines
 # Matches what may make pip read other files: an option, a path or an archive.
 _READS_FILES = re.compile(r"^\s*-|/|\.whl|\.zip|\.tar\.gz", re.MULTILINE)
+# after "must not"
+_LINK = "link out of the folder, to a hidden file, to SRIFT_HOME or to the data"
 
 
 class SourceRefused(Exception):
@@ -150,21 +152,25 @@ def folder_source(
     )
 
 
-def file_source(root: Path, name: str, requirements: str) -> Source:
+def file_source(root: Path, name: str, requirements: str, without: Collection[Path] = ()) -> Source:
     """Return the code in the single file `name` of the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
-    Raises SourceRefused if a file is missing. If there is a requirements file, the error is also
-    raised if the two files are too large, or if one of them would shadow Srift's package `node`.
+    without: resolved paths of files and folders to which links must not lead.
+    Raises SourceRefused if a file is missing or a link that is not sent, or if a file with
+    requirements is too large or would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
         near = nearest_names(path.name, [other.name for other in path.parent.glob("*")])
         raise SourceRefused("entrypoint", f"no file {path}; {near}")
+    if _leads_out(path, root, without):
+        raise SourceRefused("entrypoint", f"{path} must not {_LINK}")
     files = {path.name: path}
     if requirements:
-        if (root / requirements).is_file():
-            files[requirements] = root / requirements
+        file = root / requirements
+        if file.is_file() and not _leads_out(file, root, without):
+            files[requirements] = file
         _check(files, root, requirements)
     return Source(files=files, entry=path.name, requirements=requirements)
 
@@ -184,14 +190,23 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
             name = path.relative_to(root).as_posix()
             if path.name.startswith(".") or name.endswith(_COMPILED) or path in without:
                 continue
-            target = path.resolve()
-            hidden = target in without or "/." in str(target).removeprefix(str(root))
-            out = path.is_dir() or hidden or not target.is_relative_to(root)
-            if path.is_symlink() and out:
+            if _leads_out(path, root, without):
                 left_out.append(name)
             elif path.is_file():
                 found[name] = path
     return dict(sorted(found.items())), left_out
+
+
+def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
+    """Return True if `path` is a link to a folder, out of `root`, or to a skipped file.
+
+    Hidden files and the paths in `without` are skipped. A path through a linked folder is a link.
+    """
+    target = path.resolve()
+    hidden = "/." in str(target).removeprefix(str(root))
+    skipped = hidden or any(map(target.is_relative_to, without))
+    out = path.is_dir() or skipped or not target.is_relative_to(root)
+    return out and os.path.abspath(path) != str(target)
 
 
 def _sends_folder(path: Path, without: Collection[Path]) -> bool:
@@ -214,7 +229,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     if requirements and requirements not in files:
         raise SourceRefused(
             "requirements",
-            f"{folder / requirements} must exist, not be hidden, and not link out of the folder",
+            f"{folder / requirements} must exist, not be hidden, and not {_LINK}",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:

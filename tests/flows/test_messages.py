@@ -40,6 +40,7 @@ restore
 status
 spend
 recommend resnet50-imagenet --deadline 2h --provider local
+export conv --to torchrun --output charts/file
 """
 
 

@@ -108,6 +108,17 @@ def job(installation, count, runs, text=TINY):
     )
 
 
+def test_a_run_that_exceeds_the_memory_of_its_host_fails_and_says_so(project):
+    text = TINY.replace("torch.nn.Linear(16, 4)", "torch.nn.Linear(16, 17_000_000)")  # 1.09 GB
+    (project / "tiny.py").write_text(text)
+    installation = here(project)
+    runs, stop_at = job(installation, 1, {"large": {}}, text), time.monotonic() + 400.0
+    serve(installation.provider, runs, stop_at=stop_at, watch=lambda *_: None)
+    collect(installation, datetime.now(UTC))
+    [reason] = installation.warehouse.select("raw_runs")["reason"]
+    assert "memory" in reason
+
+
 ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}
 
 

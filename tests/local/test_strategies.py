@@ -270,9 +270,9 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     states, most_states = numbers_of_states(optimizer), numbers_of_states(reference)
     total = torch.tensor([len(own), states])
     dist.all_reduce(total, group=group)
-    if name == "zero1":
+    if name in ("zero1", *TENSOR):
         with pytest.raises(RuntimeError):
-            optimizer.state_dict()
+            (optimizer if name == "zero1" else module).state_dict()
     if name in ("zero1", "fsdp", "zero2"):
         assert states < 0.6 * most_states and total[1] == most_states
         assert name == "zero1" or total[0] == len(target)
@@ -470,7 +470,19 @@ def clipping_by_numbers(model):
     return {"optimizer": optimizer}
 
 
+class ClippingAcross(torch.optim.SGD):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_(weights_of(self), 0.05)
+        super().step(closure)
+
+
+def clipping_across(model):
+    """The optimizer's own step looks across parameters."""
+    return {"optimizer": ClippingAcross(model.parameters(), lr=0.1)}
+
+
 CHECKS = [
+    (RANKS, is_compared_with_ddp, ("zero2", Mixed, clipping_across, None)),
     (RANKS, is_compared_with_ddp, ("tensor-1d", Dropping, lambda _: {}, None)),
     (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping_by_numbers, None)),
     *((RANKS, is_compared_with_ddp, (name, Mixed, decaying)) for name in ("tables", "tensor-2d")),

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +86,30 @@ def test_the_same_rows_give_the_same_marts(shared, tmp_path):
         assert len(of_file) and of_file.equals(of_lake), name
     published = [read_published(warehouse.path.parent / "published") for warehouse in both]
     assert published[0].equals(published[1]) and shared.verify() == both[0].verify()
+
+
+def test_a_reader_reads_and_can_change_nothing(shared):
+    psycopg2 = pytest.importorskip("psycopg2")
+    grants = (Path(__file__).parents[2] / "deployments/reader.sql").read_text()
+    with closing(psycopg2.connect(shared.lake.url)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute("create role srift_reader login password 'x'")
+        cursor.execute(f"{grants}; create table srift_warehouse.later ()")
+    fill(shared)
+    url = shared.lake.url.replace(f"{postgres.USER}@", "srift_reader:x@")
+    reader = SharedWarehouse(shared.path, replace(shared.lake, url=url))
+    assert len(reader.select("runs")) == 2
+    with pytest.raises(WarehouseError), reader.transact() as writing:
+        append(writing, "raw_import_rows", [ROW])
+    with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute("select * from srift_warehouse.later")
+        for change in (
+            "delete from srift_warehouse.ducklake_snapshot",
+            "create table srift_warehouse.mine ()",
+            "create table public.mine ()",
+        ):
+            with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+                cursor.execute(change)
 
 
 def test_several_reads_see_one_state_and_write_nothing(shared):

@@ -52,8 +52,10 @@ judged as (
                 'ok': staged.provider in $providers
             },
             {
-                'name': 'gradient_bytes', 'text': texts.gradient_bytes, 'rule': 'must be a whole number',
-                'ok': texts.gradient_bytes = '' or staged.gradient_bytes is not null
+                'name': 'gradient_bytes', 'text': texts.gradient_bytes,
+                'rule': 'must be a whole number, and 1 to 16 bytes for each trained parameter',
+                'ok': texts.gradient_bytes = ''
+                    or staged.gradient_bytes / coalesce(staged.parameters, staged.gradient_bytes) between 1 and 16
             },
             {
                 'name': 'parameters', 'text': texts.parameters, 'rule': 'must be a whole number',

@@ -4,7 +4,6 @@ Each function `refuse...` raises ValueError with the reason.
 """
 
 from collections.abc import Sequence
-from inspect import Parameter, signature
 
 import torch
 from torch import nn, optim
@@ -26,7 +25,6 @@ SHARDED = (FSDP, ZERO2)  # weights, gradients and optimizer states are sharded a
 ALWAYS_COMMUNICATE = (*SHARDED, ZERO1, TABLES, *TENSOR)
 # strategies whose steps equal ddp's steps up to rounding
 EQUAL_TO_DDP = {ZERO1, FSDP, ZERO2, TABLES, *SERVED, *TENSOR}
-_OPEN = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD  # the kinds of *args and **kwargs
 # torch's optimizers that update each entry of a weight independently of the other entries
 _BY_ENTRY = (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop, optim.Adadelta,
              optim.Adamax, optim.NAdam, optim.RAdam, optim.Rprop, optim.ASGD)  # fmt: skip
@@ -142,18 +140,10 @@ def refuse_optimizer(name: str, optimizer: optim.Optimizer) -> None:
         raise ValueError(
             f"strategy {name}: the optimizer's `step` was replaced, which is not supported; use ddp"
         )
-    if name == ZERO1:
-        arguments = [*signature(kind).parameters.values()][1:]  # without the weights
-        named = {each.name for each in arguments if each.kind not in _OPEN}
-        if lost := ", ".join(sorted(named - optimizer.defaults.keys())):
-            raise ValueError(
-                f"strategy {name}: the optimizer {kind.__name__} cannot be copied, because its"
-                f" `defaults` lack {lost}; use ddp"
-            )
-    if name == TABLES and not kind.__module__.startswith("torch.optim"):
+    if name in (ZERO1, TABLES) and not kind.__module__.startswith("torch.optim"):
         raise ValueError(
-            f"strategy {name}: the optimizer {kind.__name__} may need all weights, but each rank"
-            " has only some of the embedding tables; use ddp, or an optimizer of torch"
+            f"strategy {name}: a rank updates only some of the weights, but {kind.__name__} may"
+            " need all weights; use ddp, or an optimizer of torch"
         )
     if name in TENSOR and kind not in _BY_ENTRY:
         known = ", ".join(each.__name__ for each in _BY_ENTRY)

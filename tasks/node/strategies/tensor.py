@@ -182,7 +182,17 @@ class Blocks:
                 gradient /= dist.get_world_size(self.grid.group)
 
 
-class _Linear(nn.Module):
+class _Divided(nn.Module):
+    """A module that has only this rank's blocks of weights, and therefore cannot be saved."""
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        raise RuntimeError(
+            "divided layers: `state_dict` has only this rank's blocks of weights. Srift measures"
+            " steps and needs no state_dict: leave it out, or use strategy ddp to save weights"
+        )
+
+
+class _Linear(_Divided):
     """This rank's block of a linear layer, on a grid of ranks (grid.py).
 
     On a grid with several rows, both the inputs and the outputs are divided among ranks. On a grid
@@ -240,7 +250,7 @@ class _Linear(nn.Module):
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
-class _Norm(nn.Module):
+class _Norm(_Divided):
     """A LayerNorm whose features are divided among the ranks of a grid row."""
 
     def __init__(self, blocks: Blocks, layer: nn.LayerNorm) -> None:

@@ -73,7 +73,7 @@ def test_rows_and_facts_count_and_loading_twice_changes_nothing(warehouse):
 COLUMNS = """
 cluster=1xg5.12xlarge+2xg4dn.12xlarge layout=4+4+2 accumulation_steps=2 batch_per_device=32.0+16+16
 precision=float16 strategy=FSDP switches=offload+checkpointing provider=ec2 gradient_bytes=4e6
-sync_s=0.1 market=spot zone=a run_id=r1 source=lab parameters=10 flops_per_sample=2.5
+sync_s=0.1 market=spot zone=a run_id=r1 source=lab parameters=1e6 flops_per_sample=2.5
 measured_at=2026-01-02T12:00:00+02:00
 """
 
@@ -220,8 +220,10 @@ def test_facts_alone_are_an_import(warehouse):
     loaded = load(warehouse, "", FACTS)
     assert loaded.rows == 0 and loaded.counts["facts of workloads"]["new"] == 1
     assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
-    for wrong in (FACTS + FACTS.splitlines()[1], FACTS.replace("1e6", "-1")):
+    few = FACTS.replace("4000000", "100")
+    for wrong in (FACTS + FACTS.splitlines()[1], FACTS.replace("1e6", "-1"), few):
         assert_refused(warehouse, "", wrong)
+    assert_refused(warehouse, row(parameters=10**6, gradient_bytes=100))
 
 
 def test_facts_of_two_imports_count_until_both_are_forgotten(warehouse):

@@ -169,5 +169,6 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
         assert len(figures["losses"]) == 2 and figures["peak_bytes"] > 0
         assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10
     assert (found["entrypoint"], found["batch"]) == ("mine.py:build", 16)
+    assert any("small" in note for note in found["notes"])
     out, err = capfd.readouterr()
     assert out == "" and "a word of the workload's own" in err

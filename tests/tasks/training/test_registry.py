@@ -139,7 +139,7 @@ def test_the_quick_look_agrees_with_mlflow(home, copy):
     assert in_force(copy / "mlflow.db", NAME, "champion") is None
 
 
-def test_a_challenger_is_promoted_or_refused(tmp_path):
+def test_a_challenger_is_promoted_or_refused(tmp_path, capsys):
     first = log_challenger(tmp_path, "local")
     challenger = client(tmp_path).get_model_version_by_alias(NAME, "challenger")
     assert int(challenger.version) == first
@@ -154,7 +154,7 @@ def test_a_challenger_is_promoted_or_refused(tmp_path):
     registry.promote(tmp_path, "local", second, "late", over=first)
     replaced = client(tmp_path).get_model_version_by_alias(NAME, "champion")
     assert (int(replaced.version), replaced.tags["replaces"]) == (second, str(first))
-    assert "MLFLOW_TRACKING_URI" not in os.environ
+    assert "MLFLOW_TRACKING_URI" not in os.environ and NAME not in capsys.readouterr().err
 
 
 def test_a_damaged_or_moved_registry_is_an_error(home, copy, monkeypatch):

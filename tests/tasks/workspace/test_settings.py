@@ -60,7 +60,9 @@ tiny.py:build => tinny.py:build => 'tiny.py'
 tiny.py:build => tiny.py => workloads.tiny.entrypoint
 "lc.small" => "lc small" => lc small
 [workloads.tiny] => [workloads."a b"] => a b
-global_batch = 16 => global_batch = [16, 8] => workloads.tiny
+global_batch = 16 => global_batch = [16, 8] => workloads.tiny.global_batch:
+global_batch = 16 => global_batch = [16, "x"] => workloads.tiny.global_batch:
+"cheapest" } => "quickest" } => fastest
 samples => precisions = ["bf61"]\nsamples => 'bf16'
 samples => precisions = ["fp16"]\nstrategies = ["fsdp"]\nsamples => fp16
 samples => switches = ["offload"]\nsamples => offload

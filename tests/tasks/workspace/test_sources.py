@@ -134,14 +134,31 @@ def test_a_module_that_would_hide_the_agent_is_refused(project):
     assert_refused(project)
 
 
+ALONE = (
+    ('path = "repo"\n', ""),
+    ("train.model:build", "repo/train/model.py:build"),
+    ('"requirements.txt"', '"repo/requirements.txt"'),
+)
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "train/model.py"])
+@pytest.mark.parametrize("target", ["../secret", ".env", "state/key"])
+def test_no_file_is_a_link_out_of_the_folder(project, monkeypatch, name, target):
+    monkeypatch.setenv("SRIFT_HOME", f"{project}/state")
+    (project / "state").mkdir()
+    file, secret = project / "repo" / name, project / target
+    secret.write_text("numpy>=2\n")
+    file.unlink()
+    file.symlink_to(secret)
+    with pytest.raises(SettingsError, match=f"{name}.* link"):
+        settings(project, *ALONE)
+    file.unlink()
+    file.symlink_to(project / "repo/config.json")
+    settings(project, *ALONE)
+
+
 def test_a_file_travels_with_its_requirements(project):
-    alone = settings(
-        project,
-        ('path = "repo"\n', ""),
-        ("train.model:build", "repo/train/model.py:build"),
-        ('"requirements.txt"', '"repo/requirements.txt"'),
-    )
-    spec, source = alone.travelling("net")
+    spec, source = settings(project, *ALONE).travelling("net")
     assert set(source.files) == {"model.py", "repo/requirements.txt"}
     assert source.packed and spec.requirements_digest
 
