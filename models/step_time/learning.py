@@ -18,7 +18,7 @@ from .rows import Rows
 
 # Standard deviations of the priors of log spreads. Noise has the widest prior, because it differs
 # most between providers.
-_PRIOR_SD = np.array([1.4 if name.startswith("noise") else 0.7 for name in SPREADS])
+_PRIOR_SD = np.array([1.4 if name.startswith("noise") else 1.0 for name in SPREADS])
 # Lower limit of the change of a log variance from its initial value: for a large cell (False), and
 # for all small cells together (True). Few rows cannot show that a spread is small.
 _SHRINK = {False: -3.0, True: -2.0}
