@@ -173,7 +173,7 @@ def log_challenger(
 
     Raises RegistryError if the registry fails.
     """
-    import mlflow
+    import mlflow.pyfunc  # first, because it enables the messages that `_client` disables
 
     name = name_of(provider)
     with _client(home) as client, tempfile.TemporaryDirectory() as place:
