@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Cancelled, Crashed
 
 from tasks.workspace.credential import FILE, USER, new_credential, store_credential
-from tasks.workspace.home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
+from tasks.workspace.home import HISTORY, MLFLOW_PAGES, OPERATORS_ARTIFACTS, OPERATORS_STORE
 from tasks.workspace.prefect_server import ServerEnded, wait_until_serving
 from tasks.workspace.settings import Settings, SettingsError, load_settings
 
@@ -113,6 +113,7 @@ class Service:
             "PREFECT_HOME": str(self.home / "prefect"),
             "TMPDIR": str(scratch),
             "PREFECT_API_URL": self.api,
+            MLFLOW_PAGES: f"http://{HOST}:{ports['mlflow']}",
             "PREFECT_API_AUTH_STRING": self.credential,
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -6,11 +6,11 @@ from prefect import flow, task
 
 from flows.publish import publish
 from tasks.data_files.public import with_public_workloads
-from tasks.market.offers import note_definitions, snapshot_offers
+from tasks.market.offers import ask_offers, note_definitions, snapshot_offers
 from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import new_refresh_id, open_workspace
 
-take_offers = task(retries=2, retry_delay_seconds=10)(snapshot_offers)
+ask = task(retries=2, retry_delay_seconds=2)(ask_offers)
 
 
 @flow(name="market", flow_run_name="market {provider}", log_prints=True)
@@ -26,6 +26,6 @@ def market(provider: str = "local", refresh_id: str | None = None, republish: bo
     workspace = with_public_workloads(workspace)
     refresh_id = refresh_id or new_refresh_id(now)
     note_definitions(workspace, now)
-    reporter().say(take_offers(workspace, refresh_id, now))
+    reporter().say(snapshot_offers(workspace, refresh_id, now, ask))
     if republish:
         publish(provider, refresh_id)

@@ -57,7 +57,7 @@ def prepare(workspace: Workspace, refresh_id: str, max_usd: float | None) -> Non
     market(provider, refresh_id, republish=False)
 
 
-@flow(name="measure", log_prints=True)
+@flow(name="measure", flow_run_name="measure {provider}", log_prints=True)
 def measure(
     refresh_id: str, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def measure(
     return tally.summary()
 
 
-@flow(name="measure-named", log_prints=True)
+@flow(name="measure-named", flow_run_name="measure-named {provider}", log_prints=True)
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:

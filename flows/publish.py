@@ -19,7 +19,7 @@ store = task(store_publication)
 export = task(export_copies)
 
 
-@flow(name="publish", log_prints=True)
+@flow(name="publish", flow_run_name="publish {provider}", log_prints=True)
 def publish(provider: str, refresh_id: str) -> int:
     """Publish recommended clusters for every workload and goal, and return the number of rows.
 

@@ -9,10 +9,11 @@ from prefect.states import Cancelled
 from flows.measure import measure, prepare
 from flows.publish import publish
 from flows.retrain import retrain
+from models.domain.setup_table import rows_of
 from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.checks import refuse_unless_well
-from tasks.reporting.progress import publish_summary, reporter, tell_all
+from tasks.reporting.progress import publish_summary, publish_table, reporter, tell_all
 from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (
     Workspace,
@@ -59,6 +60,9 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     if provider == PROVIDER:
         load_public(workspace)
     measured = measure(refresh_id, provider, max_usd)
+    launches = workspace.mart("lease_spend", refresh_id=refresh_id)
+    launches = launches.drop(columns=["provider", "refresh_id", "started_at", "ended_at"])
+    publish_table("launches", "Launches of this refresh, by workload", rows_of(launches))
     promotion = retrain(refresh_id, provider)
     rows = publish(provider, refresh_id)
     try:
@@ -66,7 +70,9 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
-    publish_summary("refresh", workspace.report_page, [bought, promotion])
+    publish_summary(
+        "refresh", "Summary of this refresh", workspace.report_page, [bought, promotion]
+    )
     return {
         "refresh_id": refresh_id,
         "measured": measured,

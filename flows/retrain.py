@@ -7,7 +7,7 @@ from prefect import flow, task
 from flows.spread import each_by_task
 from tasks.monitoring.checks import judge_promises, note_alarms, note_drift
 from tasks.reporting.progress import DRIFTED, PROMOTION_REFUSED, announce, reporter
-from tasks.training.registry import load_champion
+from tasks.training.registry import load_champion, page_of
 from tasks.training.train import challenge, register
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
@@ -19,10 +19,10 @@ judge = task(judge_promises)
 find_drift = task(note_drift)
 find_slow_runs = task(note_alarms)
 fit_challenger = task(challenge)
-register_challenger = task(register)
+register_challenger = task(retries=2, retry_delay_seconds=2)(register)
 
 
-@flow(name="retrain", log_prints=True)
+@flow(name="retrain", flow_run_name="retrain {provider}", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use (champion), fit a challenger, and promote it unless it is worse.
 
@@ -54,7 +54,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     version, decision = register_challenger(
         workspace, challenger, frames, refresh_id, datetime.now(UTC)
     )
-    sentence = f"model version {version}: {decision.reason}"
+    sentence = f"model version {version} ({page_of(provider, version)}): {decision.reason}"
     reporter().say(sentence)
     if not decision.promote:
         announce(PROMOTION_REFUSED, f"model.{provider}", sentence, version=version)

@@ -4,7 +4,7 @@ An offer is an instance type at a price in one market and zone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -60,15 +60,27 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         append.note_instance_types(connection, rows, noted_at=now)
 
 
-def snapshot_offers(workspace: Workspace, refresh_id: str, now: datetime) -> str:
+def ask_offers(workspace: Workspace, now: datetime) -> list[Offer]:
+    """Return the provider's current offers. Raises ProviderError if it does not answer."""
+    return workspace.provider.offers(now)
+
+
+def snapshot_offers(
+    workspace: Workspace,
+    refresh_id: str,
+    now: datetime,
+    ask: Callable[..., list[Offer]] = ask_offers,
+) -> str:
     """Store the current offers and return a sentence about them.
 
     If the provider does not answer, the offers that ship with Srift are stored, unless the
     warehouse has the same or newer offers.
+
+    ask: `ask_offers`, or a Prefect task that retries it.
     """
     source = ""
     try:
-        offers = workspace.provider.offers(now)
+        offers = ask(workspace, now)
     except ProviderError as error:
         offers = _packaged(workspace)
         if not offers:

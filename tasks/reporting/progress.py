@@ -110,21 +110,28 @@ def _run_loggers() -> dict[str, Any]:
         return {}
 
 
-def publish_summary(key: str, report: Path, lines: Sequence[str]) -> None:
-    """Attach `lines`, and a link to the page `report`, to the Prefect flow run."""
+def publish_summary(key: str, description: str, report: Path, lines: Sequence[str]) -> None:
+    """Attach `lines`, and the path of the page `report`, to the Prefect flow run."""
     from prefect.artifacts import create_markdown_artifact
 
-    link = f"[report.html]({report.as_uri()})"
-    create_markdown_artifact(key=key, markdown="\n\n".join([link, *lines]))
+    # Not a link: browsers do not open files from a page of a server.
+    markdown = "\n\n".join([f"Report page: `{report}`", *lines])
+    create_markdown_artifact(markdown, key=key, description=description)
 
 
-def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
-    """Attach the table, its changes and a link to the report page to the Prefect flow run."""
+def publish_table(key: str, description: str, rows: Sequence[Row]) -> None:
+    """Attach `rows` to the Prefect flow run as a table."""
     from prefect.artifacts import create_table_artifact
 
     table = [{name: _plain(value) for name, value in row.items()} for row in rows]
-    create_table_artifact(key="recommendations", table=table)
-    publish_summary("what-changed", report, list(map(_change, changes)) or ["Nothing changed."])
+    create_table_artifact(table, key=key, description=description)
+
+
+def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
+    """Attach the table, its changes and the path of the report page to the Prefect flow run."""
+    publish_table("recommendations", "Recommended clusters", rows)
+    lines = list(map(_change, changes)) or ["Nothing changed."]
+    publish_summary("what-changed", "Changes of the recommendations", report, lines)
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:

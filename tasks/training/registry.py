@@ -6,6 +6,7 @@ The registry is `SRIFT_HOME/mlflow.db`, unless MLFLOW_TRACKING_URI names another
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -26,6 +27,7 @@ from models.step_time.model import StepTimeModel
 from models.step_time.serialization import dump, load
 
 from ..workspace.home import (
+    MLFLOW_PAGES,
     OPERATORS_ARTIFACTS,
     OPERATORS_STORE,
     disk_trouble,
@@ -91,6 +93,15 @@ class Provenance:
 def name_of(provider: str) -> str:
     """Return the name under which a provider's model is registered in MLflow."""
     return f"srift-step-time-{provider}"
+
+
+def page_of(provider: str, number: int) -> str:
+    """Return the address of a model version's page in MLflow, or its URI if no server is known."""
+    server = os.environ.get(MLFLOW_PAGES, os.environ.get(OPERATORS_STORE, ""))
+    if not server.startswith("http"):
+        return f"models:/{name_of(provider)}/{number}"
+    server = re.sub("(?<=//).*@|/$", "", server)  # without a password
+    return f"{server}/#/models/{name_of(provider)}/versions/{number}"
 
 
 def signature() -> ModelSignature:

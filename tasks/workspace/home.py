@@ -14,6 +14,7 @@ _LEAST_FREE_MIB = 100  # the first refresh writes about 20 MiB
 # An operator sets these environment variables to replace the stores in SRIFT_HOME.
 OPERATORS_STORE = "MLFLOW_TRACKING_URI"
 OPERATORS_ARTIFACTS = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
+MLFLOW_PAGES = "MLFLOW_PAGES_URI"  # address of MLflow's pages, which `make up` sets
 HISTORY = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHAMPION = """
     select version, storage_location

@@ -157,6 +157,12 @@ def test_a_challenger_is_promoted_or_refused(tmp_path, capsys):
     assert "MLFLOW_TRACKING_URI" not in os.environ and NAME not in capsys.readouterr().err
 
 
+def test_a_version_has_a_page_if_a_server_is_known_and_the_address_has_no_password(monkeypatch):
+    assert registry.page_of("local", 3) == f"models:/{NAME}/3"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:1/")
+    assert registry.page_of("local", 3) == f"https://host:1/#/models/{NAME}/versions/3"
+
+
 def test_a_damaged_or_moved_registry_is_an_error(home, copy, monkeypatch):
     monkeypatch.setattr(registry, "load", lambda text: json.loads("{"))
     with pytest.raises(registry.RegistryError):

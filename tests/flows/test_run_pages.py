@@ -1,0 +1,54 @@
+"""What an operator sees of a refresh on Prefect's pages."""
+
+import shutil
+from unittest.mock import DEFAULT, Mock
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.logging.handlers import APILogHandler
+
+from flows.refresh import refresh
+from tasks.providers.base import ProviderError
+from tasks.training import registry
+from tasks.workspace.prefect_server import own_server
+from tests.flows.test_cli import enter
+from tests.flows.test_measure import LOCAL, Measuring
+from tests.installed import furnished
+
+
+@pytest.mark.slow
+@pytest.mark.local
+def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_to_do(
+    monkeypatch, tmp_path, caplog
+):
+    project = shutil.copytree(furnished(), tmp_path / "project")
+    machines = Measuring(project / "state")
+    for owner, name in ((machines, "offers"), (machines, "reap"), (registry, "log_challenger")):
+        once = Mock(side_effect=[ProviderError, DEFAULT], wraps=getattr(owner, name))
+        monkeypatch.setattr(owner, name, once)
+    for task in ("market.ask", "reap.end_overdue", "retrain.register_challenger"):
+        monkeypatch.setattr(f"flows.{task}.retry_delay_seconds", 0)
+    monkeypatch.setattr(LOCAL, Mock(return_value=machines))
+    enter(project, monkeypatch)
+    monkeypatch.setattr("tasks.reporting.progress.Reporter.watch", Mock())  # so progress is at 0 %
+    caplog.set_level("INFO", "prefect")
+    monkeypatch.setenv("MLFLOW_PAGES_URI", "http://mlflow")
+    with own_server(), get_client(sync_client=True) as client:
+        refresh("local", 2.4)
+        failed = refresh("ec2", return_state=True)
+        APILogHandler().flush()
+        names = {run.id: run.name for run in client.read_flow_runs()}
+        lines = [(names[line.flow_run_id], line.message) for line in client.read_logs()]
+        shown = {one.key: one for one in client.read_artifacts() if one.key}
+    assert machines.offers.call_count == 2  # errors of the other two services end the refresh
+    assert {name.partition(" ")[2] for name in names.values()} == {"local", "ec2"}
+    pages = {name for name, line in lines if f" {machines.requested[0]}: " in line}
+    assert pages == {"refresh local", "measure local"}
+    assert shown["measuring"].data == 100.0 and '-02"' in shown["launches"].data
+    for part in (
+        f"{len(machines.requested)} launches",
+        "http://mlflow/#/models/srift-step-time-local/",
+    ):
+        assert part in shown["refresh"].data
+    assert all(one.description for one in shown.values())
+    assert "--max-usd" in failed.message and failed.message in lines[-1][1]
