@@ -25,7 +25,9 @@ class ExplainedGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, _of_prefect("TerminationSignal", KeyboardInterrupt)):
-            fail("interrupted: machines were released, and their measurements were loaded", 1)
+            measures = ctx.invoked_subcommand in ("refresh", "measure")
+            end = ": machines were released, and their measurements were loaded" if measures else ""
+            fail(f"interrupted{end}", 1)
         except Exception as error:
             if type(error).__module__.partition(".")[0] in ("typer", "click"):
                 raise  # typer itself reports wrong options
