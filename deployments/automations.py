@@ -78,7 +78,9 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
 def announced(block: Any, event: str, subject: str) -> AutomationCore:
     """Return an automation that sends a notification when a flow emits `event`.
 
-    block: id of the Prefect notification block that sends the message.
+    block: id of the Prefect notification block that sends the notification.
+    event: name of the Prefect event.
+    subject: subject line of the notification.
     """
     return AutomationCore(
         name=f"srift: {event.removeprefix('srift.')}",

@@ -17,7 +17,7 @@ ask = task(retries=2, retry_delay_seconds=2)(ask_offers)
 def market(provider: str = "local", refresh_id: str | None = None, republish: bool = True) -> None:
     """Store the current instance types and prices, and print a one-sentence summary.
 
-    refresh_id: id of the calling refresh; None creates an id.
+    refresh_id: id of the calling refresh. With None, a new id is created.
     republish: also publish a table of recommendations at the new prices.
     """
     now = datetime.now(UTC)

@@ -40,9 +40,10 @@ load = task(collect_launch)
 def prepare(workspace: Workspace, refresh_id: str, max_usd: float | None) -> None:
     """End overdue and orphaned machines with the flow `reap`, and store the current prices.
 
-    max_usd: dollar cap of the refresh; None means the cap in srift.toml, 0 measures nothing.
-    Raises NotSwept if the refresh may spend money, but `reap` could not check a region or a launch.
-    If the refresh cannot spend money, this failure is only printed.
+    max_usd: dollar cap of the refresh. None means the cap in srift.toml. With 0, nothing is
+        measured.
+    Raises NotSwept if `reap` could not check a region or a launch. If the refresh spends no money
+    (local hosts, or a cap of 0), a note is printed instead.
     """
     provider = workspace.provider.name
     if max_usd != 0:
@@ -64,7 +65,7 @@ def measure(
     """Rent clusters and measure on them, the most informative cluster first.
 
     The flow ends at the cap on dollars or minutes, or when no further launch is useful.
-    max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
+    max_usd: dollar cap. None means the cap in srift.toml. With 0, nothing is measured.
     Returns the number of launches, the number of measurements per status, and the dollars spent.
     """
     workspace = open_workspace(provider)
@@ -86,7 +87,7 @@ def measure_named(
     caps of a refresh apply. Nothing is published.
 
     Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (the
-    return value of the flow `measure`).
+    number of launches, the number of measurements per status, and the dollars).
 
     Raises:
         SettingsError: if the provider, the workload or a cluster cannot be used, or if `max_usd`
@@ -125,8 +126,8 @@ def _serve(
     """Run the launches one after another, and return pairs (planned launch, result).
 
     A launch rents one cluster and measures on it.
-    launches: the planned launches. An iterator may plan a launch from the measurements of earlier
-        launches.
+    launches: the planned launches. An iterator can plan the next launch from the measurements of
+        earlier launches, because these are loaded first.
     tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id

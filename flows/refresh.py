@@ -28,7 +28,7 @@ from warehouse.database import DiskFull
 def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, Any] | State[Any]:
     """Update the prices, the measurements, the model and the published table.
 
-    max_usd: dollar cap; None means the cap in srift.toml, 0 measures nothing.
+    max_usd: dollar cap. None means the cap in srift.toml. With 0, nothing is measured.
 
     Returns Prefect's state Cancelled if another refresh is running in this SRIFT_HOME, else a
     dictionary:
@@ -50,7 +50,9 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh in order, and return the dictionary that `refresh` returns.
+    """Run the phases of a refresh in order, and return {name of a result: value}.
+
+    The names are refresh_id, measured, promotion and published_rows.
 
     The caller must hold the refresh lock.
     """

@@ -1,1 +1,5 @@
-"""Compute on values and data frames, without network, clock, disk or global random state."""
+"""Predict step times, choose setups and plan measurements.
+
+The functions compute on values and data frames. They use no network, clock, disk or global random
+state.
+"""

@@ -127,7 +127,8 @@ def append(
 ) -> int:
     """Append the rows whose key `table` does not have yet, and return the number of new rows.
 
-    chosen: an SQL query that selects the rows to append. The query reads `rows` as `incoming`.
+    chosen: an SQL query that selects the rows to append. The query reads `rows` as the table
+        `incoming`.
     stamp: columns to add to every row.
     Raises ValueError if a row has a column that `table` lacks.
     """
@@ -153,9 +154,10 @@ def append(
 def insert(connection: Connection, table: str, columns: Sequence[str], chosen: str) -> int:
     """Insert the result of a query into `table`, and return the number of new rows.
 
-    A row is skipped if its key (_KEYS) is already stored or occurs earlier in the result.
-    chosen: the SQL query.
+    A row is skipped if a row with the same key is already stored or occurs earlier in the result.
+    _KEYS has the key columns of each table.
     columns: the names of the result's columns.
+    chosen: the SQL query.
     """
     keys = _KEYS.get(table, "")
     names = ", ".join(f'"{name}"' for name in columns)

@@ -242,7 +242,12 @@ class Warehouse:
 
 @contextmanager
 def explaining(path: Path, repair: str = _RESTORE) -> Iterator[None]:
-    """Convert DuckDB errors in the block to WarehouseError, as `explained` does."""
+    """Convert DuckDB errors in the block to WarehouseError.
+
+    Only I/O errors and signs of a damaged file are converted. Other errors are raised unchanged.
+    path: the DuckDB file.
+    repair: a sentence on how to repair the file if it is damaged.
+    """
     try:
         yield
     except duckdb.Error as error:
@@ -255,7 +260,7 @@ def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> Wareho
     """Return the WarehouseError that explains a DuckDB error of the database file at `path`.
 
     Returns None if the error is neither an I/O error nor a sign of a damaged file.
-    repair: a sentence that tells how to repair the file if it is damaged.
+    repair: a sentence on how to repair the file if it is damaged.
     """
     words, first_line = str(error).replace(str(path), ""), one_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:

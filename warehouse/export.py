@@ -83,7 +83,10 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
 
 
 def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
-    """Write the new content of every published file under the file's temporary name."""
+    """Write every published file to a temporary path in `folder`. The caller renames the files.
+
+    database: the final path of the published DuckDB file.
+    """
     names = {"names": [*TABLES, *VIEWS], "views": [*VIEWS]}
     with warehouse.read() as connection:
         tables = {
@@ -147,8 +150,8 @@ def read_published(
 def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
     """Summarize how well the provider's published predictions matched later measurements.
 
-    Returns the provider's row of report/ledger_summary.sql, or {} if no published choice of the
-    provider was measured.
+    Returns the provider's row of report/ledger_summary.sql, or {} if no published recommendation
+    of the provider was measured later.
 
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.

@@ -111,7 +111,7 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def transact(self) -> Iterator[Connection]:
-        """Yield a connection with an open transaction, as `Warehouse.transact` does.
+        """Yield a connection with a transaction, which is committed at the end of the block.
 
         Raises WarehouseError at the end of the block, after a rollback, if this process has lost
         the lock for writers.

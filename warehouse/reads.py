@@ -179,7 +179,7 @@ def lease_spend(
         runs: number of runs.
         usd: dollars; None if a price is unknown.
 
-    by: how to group the leases, a key of SPEND_BY.
+    by: how to group the leases: "day", "campaign", "workload" or "type".
     since: leases that ended before this time are left out.
     """
     query = f"""

@@ -16,7 +16,7 @@ class ExplainedGroup(TyperGroup):
 
     These errors are expected:
 
-    - Errors with an attribute `exit_code`, which is the exit code. It is 2 for wrong settings.
+    - Errors with an attribute `exit_code`. The attribute is the exit code of the command.
     - OSError, and Prefect's CancelledRun. The exit code is 1.
     - Errors that a full or read-only disk causes. The exit code is 1.
     """

@@ -220,7 +220,7 @@ def export(
     """Convert a published recommendation to a file for another tool, such as SkyPilot."""
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(
-            f"--output: folder {output.parent} does not exist: run `mkdir -p {output.parent}`"
+            f"folder {output.parent} of --output does not exist. Run `mkdir -p {output.parent}`"
         )
     from tasks.recommendation import exports
     from tasks.recommendation.exports.selection import select

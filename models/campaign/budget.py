@@ -94,15 +94,17 @@ def longest_s(usd_per_hour: float, left_usd: float) -> float:
 def dearest_usd_per_hour(
     cluster: Cluster, offers: Iterable[Offer], spot_margin: float | None = None
 ) -> float | None:
-    """Return the highest price in dollars per hour that the cluster may cost.
+    """Return an upper bound of the cluster's price in dollars per hour.
 
-    - A launch may use any zone of the region, so the highest price of the region counts.
-    - A spot price may rise to the on-demand price. If the on-demand price is unknown, a spot price
-      may rise to the bid: `spot_margin` times the known spot price.
-    - Discounts are ignored, because a savings plan may be used up.
+    - Machines can come from any zone of the region, so the highest price in the region counts.
+    - A spot price can rise to the on-demand price. If the on-demand price is unknown, a spot price
+      can rise to the bid: `spot_margin` times the known spot price.
+    - Discounts are ignored, because a savings plan can be used up.
 
-    Returns None if the price of a machine is unknown. Also returns None if a spot price has no
-    upper limit, because the on-demand price is unknown and `spot_margin` is None.
+    Returns None in two cases:
+
+    - The price of a machine is unknown.
+    - A spot price has no upper bound: its on-demand price is unknown and `spot_margin` is None.
     """
     known = [*offers, *cluster.members]
     total = 0.0
@@ -124,8 +126,8 @@ def dearest_usd_per_hour(
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
     """Return {instance type: the highest known price in dollars per hour}.
 
-    A spot offer counts with its bid: the spot price times `spot_margin`. If `spot_margin` is None,
-    the bid is the spot price.
+    For a spot offer, the price is the bid: the spot price times `spot_margin`. If `spot_margin` is
+    None, the bid is the spot price.
     """
     dearest: dict[str, float] = {}
     for offer in offers:

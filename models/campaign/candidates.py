@@ -29,10 +29,10 @@ _LEAST_PROFILED = 3  # batch sizes needed to fit seconds of one device as a line
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Assumed durations in seconds, and the assumed number of steps of a training run.
+    """The assumed time costs of launches and runs, in seconds (not dollars).
 
-    The durations of planned launches and runs are estimated from these numbers. The defaults are
-    for local hosts.
+    The durations of planned launches and runs are estimated from these numbers. `steps` is the
+    number of steps of a training run. The defaults are for local hosts.
     """
 
     launch_s: float = 12.0  # start of a launch: machines, agents, torchrun, importing torch
@@ -137,7 +137,7 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
     """Return the subsets of a cluster's machines, as {instance types: positions in `names`}.
 
     `names` has the instance type of each machine. If several subsets have the same instance types,
-    the result has the positions of the first.
+    the result has the positions of the first such subset.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -150,7 +150,7 @@ class Model(NamedTuple):
     """The step-time model in use, reduced to what a campaign needs to know.
 
     Attributes:
-        choice_set: {workload: the setups that may still be chosen for its goals}.
+        choice_set: {workload: the setups that compete for its goals}.
         joint: a function that returns the joint distribution of the log step times of setups.
         workloads: the (workload, mode) pairs that the model was trained on.
         types: the instance types that the model can predict.
@@ -254,6 +254,7 @@ def training_runs(
     profiles: measured seconds of single devices, from which the speed of each machine follows. If a
         machine of the cluster has no profile, its number of cores stands for its speed.
     model: predicts step times, from which the durations of the runs are estimated.
+    costs: assumed durations, such as the seconds to start a launch.
     """
     lines = profiled_lines(profiles)
     found = {

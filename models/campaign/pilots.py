@@ -8,9 +8,9 @@ expected log step time of setup c:
 Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most.
 Regret is the loss of the chosen setup minus the lowest loss of all setups.
 
-`planner/choice_rule.py` defines the loss. A goal may require a probability of keeping its deadline
-or budget, and then has no penalty for exceeding it. In this module, the loss includes the penalty
-for every goal.
+`planner/choice_rule.py` defines the loss. There, a goal with a required probability of keeping its
+limit has no penalty for exceeding the limit. In this module, the loss includes the penalty for
+every goal. A limit is a deadline or a budget.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,8 +62,8 @@ def choose_pilots(
     """Choose up to `count` runs (pilots) that would improve the choice for `goal` most.
 
     Args:
-        choice_set: the setups that may be chosen for the workload's goals.
-        candidates: a row for each setup that may be measured.
+        choice_set: the setups that compete for the workload's goals.
+        candidates: a row for each setup that can be measured.
         joint: a function that takes a frame of setups and returns the mean, covariance and noise
             variance of their log step times.
         goal: the name of the goal.

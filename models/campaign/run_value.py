@@ -73,7 +73,7 @@ class WorkloadValues(NamedTuple):
     Regret is the loss from a wrong choice.
 
     Attributes:
-        questions: the goals of the workload, each with the setups that may be chosen for the goal.
+        questions: the goals of the workload, each with the setups that compete for it.
         belief: the joint normal distribution of the log step times of n setups.
         places: {run: the position of its setup in `belief` and `regret`}.
         regret: an (n,) array: how much a run of each of the n setups is expected to lower regret.
@@ -172,9 +172,10 @@ class Knowledge:
                 self.values[name] = _valued(choice_set, mine, model, new[-_MOST_FRESH:])
 
     def saves(self, run: PlannedRun) -> float | None:
-        """Return by how much `run` is expected to lower regret after all planned runs.
+        """Return by how much `run` is expected to lower regret.
 
-        Returns None if the model cannot predict `run`.
+        The planned runs are assumed to be measured before `run`. Regret is the loss from a wrong
+        choice. Returns None if the model cannot predict `run`.
         """
         if self.model is None or not self.model.knows(run.trained, run.members):
             return None
@@ -236,7 +237,7 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     - profile: the workload, the mode and the instance type
     - other kinds: the instance types of the machines
 
-    devices: {instance type: number of devices}, for rows without a layout.
+    devices: {instance type: number of devices}. A row without a layout uses all devices.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":
@@ -268,7 +269,7 @@ def _valued(
 ) -> WorkloadValues:
     """Return the values of `runs`, which are runs of one workload that `model` can predict.
 
-    At most 250 runs (_MOST_RUNS) get a value. Runs of setups that may be chosen have priority.
+    At most 250 runs (_MOST_RUNS) get a value. Runs of setups in `choice_set` have priority.
     Among the rest, runs with fewer machine-seconds have priority.
 
     fresh: rows of measured runs that the model was not trained on, with a column `step_s`. They

@@ -237,7 +237,8 @@ def elastic_launch(
     """Return a launch that measures the cost of losing a machine during training.
 
     The launch trains the setup of the published row `recommended`, and stops the last machine on
-    purpose. The first machine is on-demand, the others are spot. Returns None in these cases:
+    purpose. The first machine is on-demand, and all other machines are spot.
+    Returns None in these cases:
 
     - The setup has a single machine.
     - The strategy is not DDP, or a switch such as torch.compile or offload is on.
@@ -330,13 +331,14 @@ def _fill(
 ) -> tuple[list[PlannedRun], float]:
     """Return the best runs for a launch of `cluster`, and their value per billed second.
 
-    First, the profiles and probes in `first` are added if they fit into `most_s` seconds. Then
-    training runs are added, the highest value per second first. Adding stops at the run that would
-    lower the value of all training runs per billed second. Returns ([], 0.0) if the launch would
-    have neither a training run nor a profile.
+    1. The profiles and probes in `first` are added if they fit into `most_s` seconds.
+    2. Training runs are added, the run with the highest value per second first. Adding stops at the
+       first run that would lower the training runs' total value per billed second.
 
-    valued: {instance types of a run's machines: (value, training run) pairs}. Runs on a part of the
-        cluster are considered, too.
+    Returns ([], 0.0) if the launch would have neither a training run nor a profile.
+
+    valued: {instance types of a run's machines: (value, training run) pairs}. A run that uses only
+        a part of the cluster is considered, too.
     most_s: the maximum total duration of the runs in seconds.
     """
     schedule, trial = Schedule(cluster), known.copy()

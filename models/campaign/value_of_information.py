@@ -7,9 +7,9 @@ mean log step time of every other setup c:
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 z is a standard normal variable: the measured log step time of r, minus its mean, in standard
-deviations. `planner/choice_rule.py` defines the choice and its loss. A goal may require a
-probability of keeping its deadline or budget, and then has no penalty for exceeding it. In this
-module, the loss includes the penalty for every goal.
+deviations. `planner/choice_rule.py` defines the choice and its loss. There, a goal with a required
+probability of keeping its limit has no penalty for exceeding the limit. In this module, the loss
+includes the penalty for every goal. A limit is a deadline or a budget.
 
 Regret is the loss of the choice minus the loss of the unknown best setup. A run decreases regret
 and loss by the same amount (Frazier, Powell and Dayanik 2009).
@@ -89,9 +89,10 @@ class Belief(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """A goal of a workload with the setups that may be chosen for it, and their costs.
+    """A goal of a workload, and the setups that compete for this goal.
 
-    If `step_s` is the step time of a setup, the whole job is expected to take and cost:
+    For each setup, the class has the numbers from which the job's hours and dollars follow. If
+    `step_s` is the step time of the setup, the whole job is expected to take and cost:
 
         hours = fixed_hours + hours_per_step_s x step_s
         usd   = usd_per_hour x hours + download_usd
@@ -145,10 +146,11 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective and the `Meeting` of each setup of `question`.
+    """Return the log objective of each setup of `question`, and how well it keeps the goal's limit.
 
-    The objective is the job's expected hours or dollars, whichever the goal minimises. A `Meeting`
-    has the probability of keeping the goal's limit and the expected excess over the limit.
+    The objective is the job's expected hours or dollars. The goal says which of the two is
+    minimised. The second result is a `Meeting` (from "to meet a limit"). It has the probability of
+    keeping the limit and the expected excess over the limit.
 
     mean, variance: the mean and the variance of log step seconds. They must broadcast to
         (..., setups), the shape of the results.
@@ -167,8 +169,13 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
     """Return the setup that is chosen, as its position in `question.places`.
 
     The setup with the lowest finite loss is chosen. If no loss is finite, the setup that is most
-    likely to keep the goal's limit is chosen. `log_aim` and `meeting` are results of
-    `aim_and_meeting` of the shape (..., setups). The result has the shape (...).
+    likely to keep the goal's limit is chosen.
+
+    log_aim: (..., setups) logs of the expected hours or dollars of the job. The goal says which of
+        the two is minimised.
+    meeting: (..., setups) the probability of keeping the limit, and the expected excess over it.
+
+    The result has the shape (...).
     """
     loss = losses(question.goal, log_aim, meeting)
     cheapest, safest = loss.round(9).argmin(axis=-1), meeting.chance.argmax(axis=-1)
@@ -193,7 +200,7 @@ def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[i
 
 
 class ChoiceSet(NamedTuple):
-    """The setups of a workload that may still be chosen, and the goals for which they compete.
+    """The goals of a workload, and the setups that compete for them.
 
     `questions` has an OpenChoice for each goal. `OpenChoice.places` has positions in `setups`.
     """
@@ -209,15 +216,18 @@ def choice_set_of(
     *,
     conditions: JobConditions = STATED,
 ) -> ChoiceSet:
-    """Return the setups that may still be chosen for a goal of `workload`.
+    """Return the setups of `workload` that are good enough to compete for one of its goals.
 
-    For each goal, these setups are returned:
+    These setups compete for a goal:
 
     - up to 30 setups with the lowest expected objective (hours or dollars)
     - up to 10 setups with the lowest loss (see `planner/choice_rule.py`)
 
     Each of the two lists has at most one setup per cluster. A goal is left out if fewer than two
-    setups compete for it. `predictions` has a row for each of `setups`, in the same order.
+    setups compete for it.
+
+    predictions: predicted step times, with a row for each of `setups` in the same order.
+    conditions: start-up, checkpoint and interruption models.
     """
     columns = predictions[["step_s", "step_low_s", "step_high_s"]].to_numpy(float)
     step_s, low_s, high_s = columns.T
@@ -249,7 +259,7 @@ def choice_set_of(
 
 
 def _contending(goal: Goal, costs: JobCosts) -> IntArray:
-    """Return the positions of the setups that may be chosen for `goal`, in ascending order.
+    """Return the positions of the setups that compete for `goal`, in ascending order.
 
     `choice_set_of` describes the selection. A setup whose expected hours or dollars are unknown is
     not selected. A setup is also not selected if it keeps the goal's limit with a probability below

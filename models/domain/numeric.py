@@ -13,9 +13,9 @@ ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return whole numbers that order `values`, but ignore rounding errors.
+    """Return sort keys for positive `values` that hide rounding errors.
 
-    Values whose relative difference is below ROUNDING mostly get the same number. `values` must be
-    positive.
+    The keys are logs of the values, rounded to whole multiples of ROUNDING. Values whose relative
+    difference is below ROUNDING mostly get the same key.
     """
     return np.round(np.log(values) / ROUNDING)

@@ -25,7 +25,7 @@ types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a
 def machines_of(
     cluster: str, layout: Any, batch: Any, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return the number of used devices and the batch per device of each instance of a cluster.
+    """Return (used devices, batch per device) of a cluster, each with a number for every instance.
 
     cluster: the name of the cluster, such as `2xa+1xb`.
     layout: a text such as `4+4+2`, with the devices used on each instance. An empty text or a
@@ -65,7 +65,7 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     layout `8+4`. Machines of the same type keep their order, because layouts `4+8` and `8+4` are
     different placements.
 
-    devices: {instance type: number of devices}, for rows without a layout.
+    devices: {instance type: number of devices}. A row without a layout uses all devices.
 
     Raises:
         ValueError: if a cluster, layout or batch cannot be parsed.

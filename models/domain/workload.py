@@ -237,7 +237,7 @@ class Goal:
 class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
-    - `modes`: the modes in which the workload may be trained
+    - `modes`: the modes in which the user allows the workload to be trained
     - `parameters`, `gradient_bytes`, `flops_per_sample`: None until a profile, an import or a
       transformer's shape provides them
     - `layers`, `hidden`, `sequence`: layers, width and tokens per sample of a transformer; None for

@@ -71,7 +71,7 @@ def gang_startup(
     The start-up of a cluster takes as long as that of its slowest pool. A pool is an instance type
     in a market and zone.
 
-    model: the result of `fit_startup`.
+    model: the fitted start-up seconds (see `fit_startup`).
     counts: a (clusters, pools) array with the number of machines from each pool.
     """
     keys = [(pool.market, pool.instance_type) for pool in pools]
@@ -97,7 +97,7 @@ def gang_chances(granted: Granted, pools: Sequence[Pool], counts: IntArray) -> F
     A pool is an instance type in a market and zone. Requests to different pools are assumed to be
     independent.
 
-    granted: the result of `fit_availability`.
+    granted: the fitted chances that a request is granted (see `fit_availability`).
     counts: a (clusters, pools) array with the number of machines from each pool.
     """
     chances = [granted.get(pool[:3], _GRANTED[pool.market]) for pool in pools]

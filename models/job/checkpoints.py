@@ -49,8 +49,9 @@ def write_seconds(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (types,) arrays: median write seconds, and standard deviations of log seconds.
 
-    `model` is the result of `fit_checkpoints`. `state_bytes` is the size of the checkpoint. `types`
-    are names of instance types.
+    model: the fitted checkpoint seconds (see `fit_checkpoints`).
+    state_bytes: the size of the checkpoint.
+    types: names of instance types.
     """
     x = _line(np.full(len(types), state_bytes))
     middle, log_sd = model.predict([("", name) for name in types], x)

@@ -73,7 +73,7 @@ def job_costs(
     Args:
         workload: the job.
         setups: the setups to compare.
-        predictions: the result of StepTimeModel.predict, with a row for each of `setups`.
+        predictions: predicted step times (StepTimeModel.predict), with a row for each setup.
         step_draws: (setups, draws) step seconds. A column is one joint draw for all setups.
         job_conditions: start-up, checkpoint and interruption models. The default needs no
             measurements: it has published interruption rates and prior durations.

@@ -98,9 +98,10 @@ def interruptions(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the expected number of interruptions, and the chance of at least one interruption.
 
-    Both results are (clusters,) arrays. The chance is 1 - E[exp(-hazard x hours)]. The hazard is
-    the number of interruptions per hour. It is random, and is drawn as in `drawn_hours`, but
-    without the factor 1 + 1/n. The hours are those of training steps and checkpoints.
+    Both results are (clusters,) arrays. The chance is 1 - E[exp(-hazard x hours)], where the hours
+    are those of training steps and checkpoints. The hazard (interruptions per hour) is random. It
+    is the estimated hazard times two Gamma variables of mean 1: for the uncertainty of the
+    estimate, and for bunches of interruptions.
 
     work_hours: (clusters,) hours of training steps.
     """
@@ -192,7 +193,8 @@ def _rate(
     doubted: (draws, 1) uniform draws for the uncertainty of the estimated rate.
     shock: (draws, 1) uniform draws for the variation of the true rate over days and weeks.
     work_hours: the expected hours of training steps.
-    repeats: the relative variance because pieces are repeated: 1/n in `drawn_hours`.
+    repeats: an additional relative variance, because the piece of work between two checkpoints is
+        repeated until it succeeds. It is 1 / (number of pieces), or 0 to ignore repetitions.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + repeats) - 1

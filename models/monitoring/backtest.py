@@ -58,7 +58,8 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
     `predicted` is the result of `backtest` for the runs `test`. Runs without a prediction are left
     out. The result has a row for each group of runs. Its column `by` is "workload", "instances" or
-    "all", and its column `group` is the name of the group. The other columns are those of `scores`.
+    "all", and its column `group` is the name of the group. The other columns are
+    the number of runs, the errors, and the coverage and width of the 90 % intervals.
     """
     rows = predicted.rename(columns=dict(zip(PREDICTED, STEP, strict=True))).assign(
         measured_s=test["step_s"],
@@ -75,20 +76,20 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(data: TrainingData, test: pd.DataFrame, predicted: pd.DataFrame) -> tuple[str, ...]:
-    """Return sentences about the rows of a backtest that have a problem, with their number.
+    """Return a sentence for each problem of a backtest, with the number of rows that have it.
 
     The problems are:
 
     - test rows without a prediction
     - test rows that were predicted without measurements of their workload
-    - training rows whose mode is unknown
+    - training rows that were ignored, because their mode or step time is not valid
 
-    `data` is the training data. `predicted` is the result of `backtest` for the runs `test`.
+    `data` is the training data. `predicted` has the predictions of `backtest` for the runs `test`.
     """
     counts = {
         "no prediction": Counter(filter(None, predicted["unpredicted"])),
         "guessed from flops_per_sample alone": Counter(test["workload"][predicted["guessed"]]),
-        "TRAIN rows not learned because of their mode": Counter(data.runs["workload"])
+        "TRAIN rows ignored because of their mode or step time": Counter(data.runs["workload"])
         - Counter(valid_runs(data.runs)["workload"]),
     }
     sentences = []

@@ -192,8 +192,8 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` knows.
 
     A workload or instance type is unknown if its definition has changed since training. Runs that
-    the model was trained on are included; their errors are smaller. The columns are those that
-    `fitted` describes, without split and group.
+    the model was trained on are included; their errors are smaller. The result has the columns row,
+    run_id, setup, measured_s, step_s, step_low_s and step_high_s, which `fitted` describes.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

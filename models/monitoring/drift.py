@@ -30,8 +30,8 @@ _ONE_SIDED = 2.0
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return the runs that are newer than all training runs of `model`, with predictions.
 
-    The columns are those of `predictions_of`, with additional columns cluster, zone ("" if unknown)
-    and measured_at.
+    The result has the columns of `cross_validation.predictions_of`: the setup, and its measured and
+    predicted step times. It also has the columns cluster, zone ("" if unknown) and measured_at.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     at = pd.to_datetime(column(runs, "measured_at", None))
@@ -53,7 +53,7 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Ro
     A drift that was found earlier continues while at least half of the group's recent runs are
     outside their intervals. The start of the drift does not change.
 
-    scored: the result of `recent`.
+    scored: the recent runs with their measured and predicted step times (see `recent`).
     before: {group that drifts so far: start of its drift}.
     """
     scored = scored.sort_values("measured_at", ignore_index=True)

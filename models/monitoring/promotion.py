@@ -45,7 +45,7 @@ def verdict(
 
     Args:
         data: one provider's measurements.
-        scored: held-out predictions, the second result of `cross_validation.fitted`.
+        scored: held-out predictions of the challenger (see `cross_validation.fitted`).
         challenger: the newest model.
         champion: the model in use; None if there is none.
     """
@@ -67,7 +67,7 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
 
     1. There is no champion: promoted.
     2. The challenger predicts step times that are not finite: refused.
-    3. Only the challenger knows a certain workload or instance type (`news`): promoted.
+    3. The challenger knows workloads or instance types that the champion lacks (`news`): promoted.
     4. No run is predicted by both models: promoted.
     5. On the runs that both models predict, the challenger's mean error is higher in at least 95 %
        of bootstrap samples: refused. The bootstrap resamples setups and needs at least 3 setups.
@@ -117,8 +117,8 @@ def _promotion(promote: bool, *because: str) -> Promotion:
 def caution(scoreboard: pd.DataFrame) -> str:
     """Return a warning about the model's errors or intervals, or "" if both are acceptable.
 
-    `scoreboard` is the result of `cross_validation.summarise`. If it is empty, the warning says so.
-    The warning is shown with the model's answers.
+    `scoreboard` has errors and interval coverage of held-out runs (`cross_validation.summarise`).
+    If it is empty, the warning says so. The warning is shown with the model's answers.
     """
     if not len(scoreboard):
         return "the model was not tested on held-out runs"

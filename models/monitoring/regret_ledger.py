@@ -68,8 +68,8 @@ def judge(
     """Return a row of the table raw_ledger for each published choice that was measured later.
 
     A question is a goal of a workload on a provider. A promise is the answer to a question in one
-    publication: ranked setups with their predictions. The first setup is the choice, and the others
-    are its rivals.
+    publication: ranked setups with their predictions. The setup of rank 1 is the choice, and the
+    setups of the following ranks are its rivals.
 
     Several publications may answer a question with the same setup in the same market. A run then
     counts only for the newest publication before the run.
@@ -78,7 +78,7 @@ def judge(
         promises: rows of the mart `promises`: the published setups with their rank.
         runs: measured runs.
         workloads: facts of the workloads, for the checkpoint sizes.
-        devices: the number of devices of each instance type, for rows without a layout.
+        devices: {instance type: number of devices}. A row without a layout uses all devices.
         conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """
@@ -156,7 +156,8 @@ def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
 
     Rivals are the alternatives that were published with the choice.
 
-    outcomes: the results of `_outcome` for the choice (first) and for the measured rivals.
+    outcomes: published rows with hours, dollars and loss at the measured step time. The row of the
+        choice is first, and the rows of the measured rivals follow.
     used: the runs from which the outcomes were computed.
     """
     choice, *rivals = outcomes

@@ -109,13 +109,17 @@ def _even_out(
     devices: IntArray,
     rows: IntArray,
 ) -> None:
-    """Move samples from small to large machines in `samples`, as long as this shortens the step.
+    """Move samples from small to large machines, as long as this shortens the step.
 
-    `split_groups` gives the last samples to small machines if they are too few for all devices of a
-    large machine. A move takes as many samples from small machines as a large machine has devices,
-    and gives one to each of these devices. The large machine must have a multiple of the devices of
-    a small machine. Only the clusters in `rows` change. The other arguments are those of
-    `split_groups`.
+    A small machine has few devices, and a large machine has a multiple of this number. If the last
+    samples are too few for all devices of a large machine, `split_groups` gives them to small
+    machines. A move gives one sample to each device of a large machine, and takes these samples
+    from small machines.
+
+    samples: (clusters, types) the split, changed in place: samples per device, summed over the
+        machines of the type.
+    rows: the positions of the clusters that can change.
+    a, k, count, devices: see `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
         ratio, rest = np.divmod(devices[:, taker], np.maximum(devices[:, giver], 1))
@@ -153,7 +157,7 @@ class BatchSplits:
     """A table of batch splits, sorted by cluster, mode, global batch and accumulation steps.
 
     A batch split says how many samples each device of a cluster gets. Each array has one row per
-    split.
+    split, except `obstacle`, which has one entry per cluster.
 
     Attributes:
         mode: (splits,) positions in `modes`.
@@ -198,8 +202,8 @@ class BatchSplits:
     def arrays(self, rows: IntArray | slice = slice(None)) -> SetupArrays:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
-        Samples may not divide evenly among the machines of a type. The arrays therefore have two
-        columns for each type: machines whose devices get an additional sample, and all others.
+        The arrays have two columns for each instance type, because samples do not always divide
+        evenly. Devices of machines in one column get one sample more than those in the other.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)

@@ -36,9 +36,9 @@ MOST_ZONES = 4
 class Supply:
     """The clusters that can be chosen: combinations of up to `max_hosts` machines from `offers`.
 
-    - `fits(cluster)` returns the reason why the cluster can never be launched, or an empty string.
+    - `fits(cluster)` returns "" if the cluster can be launched, else the reason why it cannot.
     - `job_conditions` has the start-up, checkpoint and interruption models.
-    - `vetoes` has the modes (precision, strategy, switches) that may not be chosen, as
+    - `vetoes` has the modes (precision, strategy, switches) that must not be chosen, as
       {mode: reason}.
     - `most_mixed` limits the number of clusters if there are many instance types. Only mixed
       clusters are then left out (see `compositions`), never clusters of a single type.
@@ -64,8 +64,7 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    The candidates may include clusters that cannot be launched. The method `setups` leaves them
-    out.
+    Some candidates have clusters that cannot be launched. The method `setups` leaves them out.
 
     - `splits`: the batch splits, which say how many samples each device gets
     - `zones`: for each market and zone, the offers as {instance type: offer}
@@ -103,7 +102,7 @@ class Candidates:
     def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
         """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
-        `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string.
+        `fits(cluster)` returns "" if the cluster can be launched, else the reason why it cannot.
         """
         refused: dict[int, bool] = {}
         for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
@@ -184,11 +183,11 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers without those that are unlikely to be in the best cluster.
 
-    A best offer is the cheapest offer of its instance type in its market, either per hour or for
-    the downloads at the start. In each market, up to MOST_ZONES zones keep all their offers: the
-    zones with the most best offers. Every other zone keeps only its best offers. Interruption rates
-    are not compared, because the published rates differ too little to outweigh a price. The order
-    of the offers does not change.
+    An offer is a winner if it is the cheapest offer of its instance type in its market, by price
+    per hour or by cost of the downloads at the start. In each market, the MOST_ZONES zones with the
+    most winners keep all their offers. The remaining zones keep only their winners. Interruption
+    rates are not compared, because the published rates differ too little to outweigh a price. The
+    order of the offers does not change.
     """
     by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
     by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))

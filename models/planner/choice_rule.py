@@ -40,10 +40,11 @@ _LEAST_SD, _FAR_BELOW = 1e-6, 1e3
 
 
 class Meeting(NamedTuple):
-    """The probability that a setup keeps a limit, and the expected excess over the limit.
+    """How well a setup meets the goal's limit, which is a deadline or a budget.
 
-    `chance` is the probability. `overshoot` is the excess E[max(0, log(used / limit))]. `used` are
-    the hours or dollars of the setup.
+    - `chance`: the probability that the job keeps the limit
+    - `overshoot`: the expected excess E[max(0, log(used / limit))], where `used` is the job's hours
+      or dollars
     """
 
     chance: FloatArray
@@ -51,7 +52,7 @@ class Meeting(NamedTuple):
 
 
 def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Estimate the `Meeting` from random draws of the used hours or dollars.
+    """Estimate how well a limit is met, from random draws of the used hours or dollars.
 
     The chance is the share of draws that are at most `limit`. The overshoot is the mean of
     max(0, log(used / limit)) over the draws.
@@ -62,7 +63,7 @@ def drawn_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def known_meeting(used: FloatArray, limit: float) -> Meeting:
-    """Return the `Meeting` if the used hours or dollars are known exactly.
+    """Return how well a limit is met if the used hours or dollars are known exactly.
 
     The chance of keeping `limit` is 0 or 1. The overshoot is max(0, log(used / limit)). Both have
     the shape of `used`.
@@ -73,7 +74,7 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
 
 
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
-    """Return the `Meeting` if the used hours or dollars are log-normal.
+    """Return how well a limit is met if the used hours or dollars are log-normal.
 
     The chance is the probability that they are at most `limit`. The overshoot is
     E[max(0, log(used / limit))].

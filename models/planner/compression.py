@@ -24,11 +24,11 @@ def unproven(
 
     Only some modes must be faster (`Mode.must_be_faster`): compressed gradients, tensor parallelism
     and parameter servers. Such a mode is reliably faster if the upper end of its predicted interval
-    is below the prediction for DDP. The mask is False if DDP itself may not be chosen.
+    is below the prediction for DDP. The mask is False if DDP is not in `tolerated`.
 
     arrays: the setups.
     predicted: the model's predictions for `arrays`.
-    tolerated: the modes that may be chosen.
+    tolerated: the modes from which the planner can choose.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
     found = np.array(doubted, dtype=bool)[arrays.mode]
@@ -61,7 +61,7 @@ def compared(
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
     The text says which strategies are reliably faster than DDP, and which are not. It also has the
-    reasons in `vetoes` for strategies that may not be chosen. Only strategies that must be faster
+    reasons in `vetoes` for strategies that must not be chosen. Only strategies that must be faster
     (`Mode.must_be_faster`) are compared with DDP. The workload and the cluster must support both
     the strategy and DDP.
     """

@@ -80,9 +80,9 @@ def clusters_of(
 ) -> Iterator[Cluster]:
     """Yield each cluster that can be launched, with all its machines in one market and zone.
 
-    `fits(cluster)` returns the reason why a cluster cannot be launched, or an empty string. If
-    there are more than `most` combinations of machines in a market and zone, `compositions` skips
-    some.
+    If a market and zone has more than `most` combinations of machines, only some are considered
+    (see `compositions`). `fits(cluster)` returns "" if the cluster can be launched, else the reason
+    why it cannot.
     """
     for group in sold_together(offers):
         found = compositions(len(group), max_hosts=max_hosts, most=most, most_mixed=most)

@@ -117,7 +117,7 @@ def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
 
 
 def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
-    """Return a phrase about lack of memory if a single sample fits on no device, else ""."""
+    """Return a phrase about lack of memory if no device has memory for one sample, else ""."""
     types = {offer.instance_type for offer in supply.offers}
     needed = [
         model.memory.needs(workload.name, mode, one.name, supply.max_hosts * one.devices)

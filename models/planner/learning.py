@@ -50,8 +50,8 @@ _ALIKE = ["cluster", "layout", "batch_per_device"]
 class Verdict(NamedTuple):
     """The mean training losses of a strategy (`loss`) and of DDP (`dense`) after `steps` steps.
 
-    `loss` is infinite if training diverged. The strategy may be chosen if `loss` is at most
-    `allowed`.
+    `loss` is infinite if training diverged. `allowed` is the highest loss with which the strategy
+    can be chosen. It is a little above `dense`.
     """
 
     steps: int
@@ -130,7 +130,7 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
 
 
 def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
-    """Return the modes of the workload that may not be chosen, as {mode: reason}.
+    """Return the modes of the workload that must not be chosen, as {mode: reason}.
 
     A mode with compressed gradients may be chosen only if runs have shown that the mode converges
     like DDP. `runs` are rows of the mart `learning`.

@@ -66,8 +66,8 @@ def plan(
 
     Args:
         workload: the training job with its goals and allowed modes.
-        supply: the offers of machines, the maximum size of a cluster, and the modes that may not
-            be chosen.
+        supply: the offers of machines, the maximum size of a cluster, and the modes that must
+            not be chosen.
         model: predicts step times.
         runs: measurement rows, used to count how often each setup was measured.
         top: the maximum number of rows per goal. If these rows lack a kind of device, the best
@@ -121,7 +121,7 @@ def plan(
 def _complete(
     rows: list[Row], workload: Workload, supply: Supply, model: StepTimeModel, runs: pd.DataFrame
 ) -> None:
-    """Complete the published columns of `rows`, the result of `recommend`, in place.
+    """Add the remaining columns of the published table to the planner's `rows`, in place.
 
     The added columns are the number of measured runs, throughput, utilisation and memory, as far as
     they are known. A text about strategies that could replace DDP is added to the column `reason`.
@@ -140,10 +140,10 @@ def _complete(
 
 
 def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
-    """Return the workload with only the modes that may be chosen.
+    """Return the workload with only the modes from which the planner chooses.
 
-    Modes in `vetoes` are left out. Modes with Adasum, or with a strategy in UNPLANNED (such as
-    PowerSGD), are also left out. If no other mode is left, they are kept.
+    Modes in `vetoes` are always left out. Modes with Adasum, or with a strategy in UNPLANNED (such
+    as PowerSGD), are left out if the workload has other modes without a veto.
     """
     modes = [one for one in workload.modes if one not in vetoes]
     # It is unknown how many steps Adasum needs to converge.
@@ -159,9 +159,9 @@ def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recomme
 
 
 def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
-    """Return every candidate of the workload in the modes that may be chosen.
+    """Return every candidate of the workload in the modes from which the planner chooses.
 
-    Returns None if the supply has no offers, or if no mode may be chosen.
+    Returns None if the supply has no offers, or if `supply.vetoes` forbids all modes.
     """
     workload = choosable(workload, supply.vetoes)
     if not supply.offers or not workload.modes:
@@ -204,10 +204,11 @@ def _that_fit(
 
 
 def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
-    """Return the positions of about `count` candidates that may be chosen or explain a choice.
+    """Return the positions of about `count` candidates to look at more closely.
 
-    If at most `count` candidates have finite hours, all of these are returned. If there are more,
-    the candidates that satisfy one of these criteria are returned:
+    They are candidates that could be chosen, or that an explanation of the choice needs. If at most
+    `count` candidates have finite hours, all of these are returned. If there are more, the
+    candidates that satisfy one of these criteria are returned:
 
     - They are nearest to the Pareto frontier of hours and dollars.
     - They have the lowest loss for a goal. The uncertainty of hours and dollars is not known yet,

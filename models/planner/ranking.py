@@ -178,9 +178,9 @@ def _chance_of_best(goal: Goal, costs: JobCosts, best: IntArray) -> dict[int, fl
 
 
 def infeasible_row(workload: Workload, goal: Goal, why: str, status: str = "infeasible") -> Row:
-    """Return the row of a goal for which no setup may be chosen, with the reason `why`.
+    """Return the row of a goal for which no setup is possible. The row has no cluster.
 
-    The row has no cluster.
+    why: the reason, as a text for the user.
     """
     least = workload.global_batch_least
     batch = least if least == workload.global_batch_most else None

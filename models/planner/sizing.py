@@ -115,10 +115,10 @@ class Scale(NamedTuple):
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return {number of units: seconds of a step with the global batch `batch`}.
 
-        A unit is a machine, or a device of one machine. If `micro` is None, the result has all
-        measured steps. If `micro` is a number, the step consists of micro-steps with `micro`
-        samples per unit. The seconds of a step that was not measured are then the sum of measured
-        micro-steps.
+        A unit is a machine, or a device of one machine. If `micro` is None, the result has every
+        measured step with this global batch. If `micro` is a number, a step consists of micro-steps
+        with `micro` samples per unit. If such a step was not measured, its seconds are the sum of
+        measured micro-steps.
         """
         found: dict[int, float] = {}
         for (size, own, steps), step_s in sorted(self.steps.items()):
@@ -167,8 +167,9 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     """Return the step times of `workload` for each mode, instance type and devices per machine.
 
     Runs on unequal machines are left out, and so are runs in modes that need several devices. If no
-    run measured a batch on a single device, its step time comes from a profile. `devices` has the
-    number of devices of each instance type, for runs without a layout.
+    run measured a batch on a single device, a profile provides the step time of this batch.
+
+    devices: {instance type: number of devices}. A run without a layout uses all devices.
     """
     # Step times by mode, instance type and devices_each, and by the keys of `Scale.steps`.
     measured: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -280,7 +281,7 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
     A size is a number of machines or devices.
 
     sizes: {size: seconds per step}.
-    limit: the maximum of the largest sizes; 0 means no limit.
+    limit: the highest size that can exist, such as the devices of a machine; 0 means no limit.
     """
     most = max(sizes)
     rule = ScalingRule.through(sizes[1], most, sizes[most])

@@ -143,7 +143,7 @@ def selection_seconds(
         sent_bytes: (rows,) gradient bytes times `Communication.sent` of the strategy.
         devices: (rows,) number of devices of the largest machine. In ddp-mstopk, the devices of a
             machine share the work.
-        per_value: (rows,) results of `seconds_per_value`.
+        per_value: (rows,) seconds per gradient value (see `seconds_per_value`).
     """
     known = COMMUNICATION[strategy]
     values = sent_bytes / known.sent / _BYTES_PER_VALUE * known.passes
@@ -151,9 +151,10 @@ def selection_seconds(
 
 
 def sent_between(strategy: str, machines: FloatArray, ranks: FloatArray) -> FloatArray:
-    """Return a (rows,) array: bytes that a machine sends to others, relative to a ring all-reduce.
+    """Return a (rows,) array: bytes that leave a machine, relative to a ring all-reduce.
 
-    In a ring all-reduce of G bytes over n ranks, a machine sends 2 (n - 1) / n x G bytes to others.
+    In a ring all-reduce of G bytes over n ranks, a machine sends 2 (n - 1) / n x G bytes to other
+    machines.
     """
     if strategy in COMBINED:
         sent = (machines - 1) / machines
@@ -210,9 +211,11 @@ def tensor_bytes(
 
 
 def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) -> FloatArray:
-    """Return the fraction of the other ranks in a rank's group that are on other machines.
+    """Return the fraction of a rank's peers that are on other machines.
 
-    peers: number of ranks in the group.
+    The peers of a rank are the remaining ranks of the group with which it exchanges data.
+
+    peers: number of ranks in the group, including the rank itself.
     apart: difference between the numbers of neighbouring ranks in the group.
     devices: number of ranks on a machine. Their numbers are consecutive.
     """

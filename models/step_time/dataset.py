@@ -64,9 +64,9 @@ class TrainingData:
 
 
 def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
-    """Return {name: digest of the definition} from a frame of workloads or instance types.
+    """Return the digest of the definition of each workload or instance type in `frame`.
 
-    name: the column with the names.
+    The result is {name of the workload or type: digest}. `name` is the column with these names.
     """
     return dict(frame.reindex(columns=[name, "digest"]).dropna().itertuples(index=False))
 
@@ -244,11 +244,14 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 
     The rows come from two sources:
 
-    - All rows of `profiles`, the result of `profile_rows`, are used.
-    - Multi-device setups in `setups`, the result of `pooled`, are used if their machines and
-      batches are equal and sync_s is known. The seconds are step_s - sync_s, averaged over all
-      setups with the same instance type and batch per device. A batch is left out if it was
-      measured on a single device of the same kind.
+    - All rows of `profiles` are used.
+    - Multi-device rows of `setups` are used if their machines and batches are equal and sync_s is
+      known. The seconds are step_s - sync_s, averaged over all setups with the same instance type
+      and batch per device. A batch is left out if it was measured on a single device of the same
+      kind.
+
+    setups: a row for each measured setup (see `pooled`).
+    profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).
     """
     arrays = read_setups(setups, {})
     alone = [arrays.modes[at].alone for at in arrays.mode]
@@ -285,8 +288,8 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 def facts_of(rows: pd.DataFrame) -> dict[str, WorkloadFacts]:
     """Read facts of workloads from the columns of `rows`, as {workload: its facts}.
 
-    Workloads without a known fact are left out. If the rows of a workload differ in a fact, the
-    last row counts.
+    A workload is left out if none of its facts is known. If the rows of a workload differ in a
+    fact, the last known value counts.
 
     rows: rows of runs or of workloads.
     """
@@ -315,7 +318,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
 
     If gradient buckets were profiled, `gradient_bytes`, `hidden_part` and `last_bucket_bytes` come
     from the profile. Other facts come from `data.workloads` if known there, else from `data.runs`.
-    Workloads without a known fact are left out.
+    A workload is left out if none of its facts is known.
     """
     found = facts_of(pd.concat([data.runs, data.workloads]))
     for workload, rows in data.buckets.groupby("workload") if len(data.buckets) else ():

@@ -14,8 +14,8 @@ PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- h: the k devices of a machine slow each other down. q is learned, and is between 1 and 2, because
-  shared resources cost nothing until they run short [D].
+- h: how strongly the k devices of a machine slow each other down, relative to four devices. q is
+  learned, and is between 1 and 2, because shared resources slow nothing until they run short [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
@@ -135,9 +135,11 @@ class Times:
 def known_overlap(
     hidden_part: FloatArray, last_bucket_bytes: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the fields `hidden` and `last_bucket` of a Line from the results of a profile.
+    """Return the fields `hidden` and `last_bucket` of `Line` for profiled gradient buckets.
 
-    Both fields are differences from the prior mean. An unknown argument (NaN) gives 0.
+    `hidden` is the logit of `hidden_part`, minus the prior mean of this logit. `last_bucket` is the
+    log of the last bucket's size in units of 25 MB, minus the prior mean of this log. An unknown
+    argument (NaN) gives 0.
 
     hidden_part: fraction of a one-device step during which exchanges can run.
     last_bucket_bytes: size of the gradient bucket that is ready last.

@@ -74,9 +74,9 @@ class Wait:
         supply_s: the seconds in which the workers load the samples of a step; 0 if the loader has
             no workers. A step takes at least these seconds. With accelerators, the number of CPU
             cores may be the limit instead of the number of workers.
-        beside_s: the seconds in which all CPU cores of a machine load its samples of a step. Not 0
-            only if the loader has workers and the CPU is also the device.
-        crowd: the maximum delay of each second of compute by loading, in seconds. Not 0 only if the
+        beside_s: the seconds in which all CPU cores of a machine load its samples of a step. It is
+            0 unless the loader has workers and the CPU is also the device.
+        crowd: the maximum seconds by which loading delays a second of compute. It is 0 unless the
             loader has workers and the CPU is also the device.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: what would shorten a step that waits for batches: more loader workers (True) or
@@ -152,8 +152,10 @@ class Wait:
     def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
         """Return what would shorten the wait for batches, as a text for each row.
 
-        A text is "loader workers", "processors" (CPU cores), or "" if the step does not wait. The
-        arguments are those of `step_s`.
+        A text is "loader workers", "processors" (CPU cores), or "" if the step does not wait.
+
+        rest_s: (rows,) step seconds without loading.
+        part: (rows,) fraction of `rest_s` that is compute.
         """
         step_s = self.step_s(rest_s, part)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
@@ -280,7 +282,11 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Return the runs without loading seconds in `step_s`, and the values of `Loaders.off`."""
+    """Subtract loading seconds from `step_s` of `runs`, and fit how accurate these seconds are.
+
+    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
+    seconds)}, which is the field `Loaders.off`.
+    """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]
     setups = read_setups(own, {name: one.devices for name, one in machines.items()})

@@ -289,7 +289,7 @@ class StepProcess(GaussianProcess):
 
         T1 is the time that one device needs for a forward and a backward pass. The curves are
         smooth functions of the batch and of the shape of a transformer. They are added to the
-        linear terms. `X` is the result of `point_inputs`.
+        linear terms. `X` has the kernel inputs of each point (see `point_inputs`).
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()

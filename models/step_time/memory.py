@@ -84,10 +84,10 @@ class Run(NamedTuple):
     batch: float
 
     def with_accumulation(self, gradients: float) -> "Run":
-        """Return the run with the batch that would have fitted with gradient accumulation.
+        """Return the run, with a batch that would have fitted if gradients were accumulated.
 
-        Micro-steps after the first hold gradients beside activations, so that fewer samples fit.
-        The run is returned unchanged if it already accumulates gradients.
+        This batch is smaller, because micro-steps after the first hold gradients beside
+        activations. The run is returned unchanged if it already accumulates gradients.
 
         gradients: the bytes of all gradients.
         """

@@ -81,8 +81,8 @@ class StepTimeModel:
     a cluster, with the batch of each device.
 
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
-            `all_introduced` or `with_compressed` added.
+        trained: the (workload, mode) pairs that can be predicted. They were measured, or
+            `all_introduced` or `with_compressed` added them.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
         measured_types: the instance types with a measured run or profile.
@@ -273,9 +273,9 @@ class StepTimeModel:
         return draws
 
     def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
-        """Fit a line (a, k) to predicted seconds of one device, without the optimizer.
+        """Fit a line (a, k) to the predicted forward and backward seconds of one device.
 
-        A forward and a backward pass take about a + k * batch seconds.
+        Both passes together take about a + k * batch seconds.
         """
         least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
         batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
@@ -389,7 +389,7 @@ def _facts(
     """Collect the facts from which setups are converted to input rows of the regression.
 
     arrays: the measured setups, including profiles.
-    profiles: the result of `dataset.profile_rows`.
+    profiles: a row for each workload, mode, instance type and batch (`dataset.profile_rows`).
     """
     batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
     for workload, mode, rows in arrays.groups():
@@ -460,9 +460,9 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts `workload` in modes that need no measurements of their own.
 
     The modes are those with compressed gradients, Adasum, tensor parallelism or parameter servers.
-    A mode is added only if the model can already predict another mode of the workload that has the
-    same equivalent on one device (`Mode.alone`). Tensor parallelism also needs known sizes of the
-    layers that it splits.
+    A mode is added only if the model already knows the seconds of one device for it. This is so if
+    it can predict another mode of the workload with the same one-device mode (`Mode.alone`). For
+    tensor parallelism, the sizes of the layers that it splits must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

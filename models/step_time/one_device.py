@@ -21,7 +21,7 @@ For a transformer, the mean is the log of a roofline:
 
 The last term is for reading and writing the logits of the vocabulary. In attention, GPUs with more
 TFLOP/s than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out
-groups of published rows of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+groups of published measurements: MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 """
 
 from dataclasses import dataclass
@@ -197,5 +197,5 @@ def prior(
 
 
 def _columns(*values: FloatArray | float) -> FloatArray:
-    """Return an array with a column for each of `values`, numbers or (rows,) arrays."""
+    """Return an array with a column for each value, which is a number or a (rows,) array."""
     return np.column_stack(np.broadcast_arrays(*values))

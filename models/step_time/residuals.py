@@ -81,7 +81,8 @@ def fit_neighbours(
         rows: the rows of the cell.
         residual: (rows,) log measured minus log computed step seconds.
         weight: (rows,) the number of runs that each row pools.
-        spread: (3,) initial standard deviations, as in `CellSpread`.
+        spread: (3,) initial standard deviations: of the component with long length scales, of the
+            component with short length scales, and of the noise of a run.
     """
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
     factor: FloatArray | float = 1.0
@@ -98,7 +99,8 @@ def fit_neighbours(
 def without_rows(spread: FloatArray) -> Neighbours:
     """Return the Gaussian process of a cell without measurements. Its correction is always 0.
 
-    spread: (3,) prior standard deviations, as in `CellSpread`.
+    spread: (3,) prior standard deviations: of the component with long length scales, of the
+        component with short length scales, and of the noise of a run.
     """
     none = np.zeros(0)
     return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)

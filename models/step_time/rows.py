@@ -293,10 +293,10 @@ class SetupFacts:
     def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
         """Return the fields of a `Line` that describe the exchange of gradients.
 
-        If the sizes of its layers are unknown, tensor parallelism is assumed to send as many bytes
-        as DDP.
+        If the layer sizes of a workload are unknown, tensor parallelism is assumed to send as many
+        bytes as DDP.
 
-        link: the result of `_slowest_link`.
+        link: (rows,) position in `setups.names` of the instance type with the slowest link.
         """
         ranks, most = setups.ranks, setups.layout.max(axis=1)
         machines = [self.machines[name] for name in setups.names]
@@ -347,9 +347,10 @@ class SetupFacts:
         2. log2 of the number of machines
         3. log2 of the mean number of devices per machine
         4. 1 - (mean / maximum) of the devices per machine
-        5. mean over machines of log2(peak fp32 rate / rate of the machine with the slowest link)
+        5. mean over machines of log2(peak fp32 rate of the machine / peak fp32 rate of the machine
+           with the slowest network link)
 
-        link: the result of `_slowest_link`.
+        link: (rows,) position in `setups.names` of the instance type with the slowest link.
         """
         ranks, machines = setups.ranks, setups.instances
         each = ranks / machines

@@ -62,7 +62,7 @@ def shop(
 
     Clusters in `tally.refused` and workloads in `tally.lacking` are left out.
 
-    frames: {name: measurements}, the result of `reads.training_frames`.
+    frames: the data on which models are trained, as {name, such as "runs": frame}.
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
@@ -189,9 +189,9 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
 
 
 def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
-    """Return why `cluster` cannot be requested now; "" if it can.
+    """Check if a request for `cluster` would fail again. Return the reason if so, else "".
 
-    A cluster cannot be requested if it contains all machines of a cluster in `refused`. Zones are
+    A request fails again if `cluster` contains all machines of a cluster in `refused`. Zones are
     ignored, because a launch tries all zones of its region.
 
     refused: the clusters that the provider just refused.
@@ -227,8 +227,8 @@ def _model(
 
     Workloads and instance types that have changed since `model` was trained are left out.
 
-    model: the model in use.
-    runs: all measured runs.
+    model: the step time model in use.
+    runs: all measured runs, including runs that are newer than `model`.
     """
     measured = model.trained  # without the modes that with_compressed adds below
     for workload in workloads:
@@ -292,7 +292,7 @@ def _of_today(
     A workload has changed if its digest in `workloads` differs from the digest in the frame
     "workloads".
 
-    frames: {name: measurements}, the result of `reads.training_frames`.
+    frames: the data on which models are trained, as {name, such as "runs": frame}.
     workloads: the definitions in srift.toml.
     """
     digests = frames["workloads"].set_index("workload")["digest"].to_dict()
@@ -308,7 +308,7 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    No machine is acquired if a cap of time or money forbids the launch (budget.py), or if the data
+    No machine is acquired if a cap of time or money forbids the launch, or if the data
     of all its workloads are missing. Workloads without their data are added to `tally.lacking`.
     After a normal return, the caller loads the machines' records from the mailbox (a folder or S3
     prefix) into the warehouse. After an exception or Ctrl-C, this function loads them.

@@ -100,11 +100,12 @@ def planned(
 
 
 def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
-    """Return `offers`. Add spot offers if `market` is "spot" and no spot price is known.
+    """Return `offers`, with estimated spot offers if the campaign needs them.
 
-    The added offers have on-demand prices, which are upper bounds of spot prices.
+    If `market` is "spot" and no spot price is known, a spot offer is added for each on-demand
+    offer. The added offer has the on-demand price, which is an upper bound of the spot price.
 
-    market: the market in which the campaign buys.
+    market: the market in which the campaign buys machines, "spot" or "on-demand".
     """
     known = {offer.market for offer in offers if offer.usd_per_hour is not None}
     if market != "spot" or "spot" in known:

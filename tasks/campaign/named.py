@@ -58,10 +58,11 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
     The offers are from the market that [campaign] sets. Other markets are used only if this market
     does not sell all machines of the cluster.
 
-    Raises:
-        SettingsError: if the workload is unknown or has no code, or if a cluster has an unknown
-            instance type. Also if no zone sells all machines of a cluster at a known price, or if
-            a cluster cannot be launched.
+    Raises SettingsError in these cases:
+
+    - The workload is unknown or has no code.
+    - A cluster has an unknown instance type, or cannot be launched.
+    - No zone sells all machines of a cluster at a known price.
     """
     if workspace.settings.stated(wish.workload).entrypoint is None:
         raise SettingsError(
@@ -151,8 +152,8 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
 def _predicted(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and its prediction interval, in seconds.
 
-    The keys are column names, such as `predicted_step_s`. The values are None for profiles and for
-    runs that the model cannot predict.
+    The keys are column names, such as `predicted_step_s`. All values are None if `run` is not a
+    training run, or if the model cannot predict it.
     """
     known = _known(case).issuperset(run.members)
     found: Row = dict.fromkeys(_STEP)

@@ -222,7 +222,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
     Raises:
         ProviderError: if machines wrote to the S3 bucket this month, but no cost is recorded and
-            `stated` is None. Also if the bucket or the file cannot be read.
+            `stated` is None.
+        ProviderError: if the bucket or the file cannot be read.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
@@ -339,7 +340,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time on the clock `time.monotonic` at which `launch` must end.
 
-        At this time, either the campaign ends, or its remaining dollars are spent by the launch.
+        This is the end of the campaign. It is earlier if the launch would spend the campaign's
+        remaining dollars before that.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:

@@ -108,7 +108,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> Non
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return the file's rows in the form of `TrainingData.runs`.
+    """Return the measurements in a CSV or Parquet file, one row per run, to train or test a model.
 
     Raises ImportRefused if a value is bad.
     """
@@ -208,7 +208,7 @@ def digest_of_file(path: Path) -> str:
 def sentences(found: Iterable[Problem]) -> list[str]:
     """Return a sentence for each problem in a CSV or Parquet file.
 
-    A sentence calls the place of the problem a line, even if it is a row of a Parquet file.
+    The rows of a Parquet file are called lines too.
     """
     return [
         f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found

@@ -95,8 +95,8 @@ def import_measurements(
 ) -> Imported:
     """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
-    Loading the same files again changes nothing, unless their import was forgotten. The import of
-    the measurements that ship with Srift has the id PUBLIC_IMPORT.
+    Loading the same files again changes nothing, unless `srift forget` has undone their import.
+    The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
 
     measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.

@@ -110,6 +110,6 @@ def _types(provider: Provider) -> str:
     types = [one.name for one in provider.instance_types()]
     if not types:
         raise Wrong(
-            "no type in [local.instance_types] fits this machine: add one that is small enough"
+            "every type in [local.instance_types] is too large for this machine: add a smaller type"
         )
     return ", ".join(types)

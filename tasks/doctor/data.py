@@ -15,8 +15,8 @@ from .findings import Finding
 def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iterator[Finding]:
     """Yield findings on the data of each workload.
 
-    carrier: plans how EC2 machines get the data. None means local hosts, whose S3 data are not
-        checked.
+    carrier: plans how EC2 machines get the data. None means local hosts. In that case, only folders
+        are checked, not S3 data.
     """
     for name in settings.workloads:
         check = f"data of {name}"
@@ -44,8 +44,8 @@ def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iter
 def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     """Return the IAM statements that let machines read the S3 addresses in `sources`.
 
-    Addresses below s3://BUCKET/PREFIX/data/ (of the [ec2] settings) are left out, because the
-    policies in deployments/iam already allow them.
+    Addresses below s3://BUCKET/PREFIX/data/ are left out, because the policies in deployments/iam
+    already allow them. BUCKET and PREFIX are settings in [ec2] of srift.toml.
     """
     found: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"

@@ -32,6 +32,7 @@ def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     The status is `wrong` if the check fails. The status is `note` if the check could not run, or if
     the warehouse is missing or busy.
 
+    check: the name of the check.
     ask: a function that does the check, and returns the result as text.
     given: the arguments of the function.
     """

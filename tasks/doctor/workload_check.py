@@ -39,7 +39,7 @@ class CheckFailed(Exception):
 def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[str, Any]:
     """Run two steps of workload `name` in each of its precisions, and report the outcome.
 
-    timeout_s: maximum seconds for the steps, without the installation of requirements.
+    timeout_s: maximum seconds for the steps. Installing the requirements does not count.
 
     Raises:
         SettingsError: if the workload is unknown, or its code or data cannot be sent to machines.

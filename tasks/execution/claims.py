@@ -1,9 +1,9 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
 A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
-may not use the dollars of earlier claims. When all launches of the refresh have ended and are
-loaded, the SRIFT_HOME that made the claim settles it. This releases the dollars. A claim that is
-never settled expires at the time in its column `may_cost_until`.
+cannot use dollars that earlier claims reserve. When the records of all launches of the refresh are
+in the warehouse, the SRIFT_HOME that made the claim releases the dollars: it settles the claim. A
+claim that is never settled expires at the time in its column `may_cost_until`.
 """
 
 import socket
@@ -41,12 +41,13 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Release the dollars that this SRIFT_HOME reserved for refreshes whose launches are loaded.
+    """Release the dollars that this SRIFT_HOME reserved for refreshes which need them no longer.
 
-    Errors are printed, not raised, and the next `srift reap` tries again.
+    A refresh needs its dollars until the records of all its launches are in the warehouse. Errors
+    are printed, not raised, and the next `srift reap` tries again.
 
-    over: id of an ended refresh, to release only its dollars. If "", the dollars of all refreshes
-        except the running refresh are released.
+    over: id of an ended refresh. Only its dollars are released. If "", the function considers all
+        refreshes except the running refresh.
     """
     # The files are listed before the leases are read, so that a campaign that begins in between
     # keeps its claim.
@@ -73,12 +74,12 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
 
 
 def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> list[Row]:
-    """Return the dollars that each other SRIFT_HOME has reserved, as rows of the mart `claims`.
+    """Return the dollar reservations made by other SRIFT_HOMEs, as rows of the mart `claims`.
 
     Reservations that expired before `month_start` are left out.
 
-    before: id of a refresh. Only reservations that are older than its reservation are returned. If
-        it has no reservation, all are returned.
+    before: id of a refresh. Only reservations older than the reservation of this refresh are
+        returned. If this refresh has no reservation, there is no such limit.
     """
     if not _shares_a_month(workspace):
         return []

@@ -38,7 +38,10 @@ def collect(workspace: Workspace, now: datetime) -> Collected:
 
 
 def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
-    """Load the results of the launch `served`, and of all other launches that have ended."""
+    """Load the results of a launch that just ended, and of all other ended launches.
+
+    served: the result of the launch. If it got no machines, its rows are loaded from `served`.
+    """
     # a launch without machines has written no files
     if served.mailbox is None:
         rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
@@ -52,8 +55,8 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
 def reap_now(provider: str | None = None) -> list[str]:
     """End overdue machines, load their records, and print and return one sentence per action.
 
-    provider: the provider's name. None means all providers that this SRIFT_HOME has used, beginning
-        with those that cost money.
+    provider: the provider's name. None means all providers that this SRIFT_HOME has used. The
+        providers whose machines cost money come first.
 
     Raises NotSwept, after all other work, if some machines could not be checked.
     """

@@ -48,8 +48,8 @@ class Job:
     run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
-    lose_after_s: {id of an elastic run: seconds until the machine with the highest rank is
-        stopped}. An elastic run measures the cost of losing a machine.
+    lose_after_s: {id of an elastic run: seconds from its start until Srift stops the machine with
+        the highest rank}. An elastic run measures how much time a lost machine costs.
     """
 
     lease_id: str
@@ -80,8 +80,8 @@ class Served:
         devices that it must have.
     recorded: ids of the runs with a record from a machine.
     usd: cost of the machines in dollars; None if unknown.
-    rows: warehouse rows about runs without a record from a machine, and about a launch that ended
-        early.
+    rows: warehouse rows that this computer writes, because no machine wrote a record. They are
+        about runs without a result, or about the whole launch if it ended early.
     seconds: {phase of the launch: seconds spent in it}.
     """
 
@@ -211,8 +211,9 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A run fails on a machine without these devices. The result also has the CPU threads of torch:
-    one for each core on EC2 machines without accelerators, and one on all other machines.
+    A run fails on a machine without these devices. The result also has each rank's number of CPU
+    threads. It is 0, which means one thread per core, on EC2 machines without accelerators. It is 1
+    on all other machines.
 
     emulated: True if EC2 machines are emulated on this computer. They may have any device.
     """
@@ -286,7 +287,7 @@ def _run_setup(
 
     wanted: the planned run.
     members: the offers of the run's machines.
-    digests: {workload: digest}.
+    digests: {workload: digest of its code and settings}.
     """
     types, setup = [member.instance_type for member in members], wanted.row()
     names = [one.name for one in types]

@@ -48,7 +48,12 @@ class Mailbox:
                 write_file(self.path / spec.file, source.travels_as(contents))
 
     def put_setups(self, run_setups: Mapping[str, Any]) -> None:
-        """Write `run_setups`, {run id: setup}. Without this file, no record can be loaded."""
+        """Write the setups of the launch's runs to a file.
+
+        The records of the launch can be loaded into the warehouse only with this file.
+
+        run_setups: {run id: setup}. A setup is {column: value}, such as the run's cluster.
+        """
         write_json(self.path / "controller" / "envelopes.json", run_setups)
 
     def put_plan(self, plan: Plan) -> None:

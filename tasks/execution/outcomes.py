@@ -101,7 +101,7 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return a row about a whole launch. It has the keys of `run_row`, and the kind "launch".
+    """Return a row about a whole launch, as if the launch were a run of the kind "launch".
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".

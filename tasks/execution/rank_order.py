@@ -38,7 +38,9 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     sharing: list[Annotated[float, Field(ge=0, le=1)]]
 
     def sweeps(self, nodes: Sequence[int]) -> list[Links]:
-        """Return the link times between `nodes`: a `Links` for each sweep over all pairs.
+        """Return the measured links between `nodes`, as a `Links` for each sweep.
+
+        A sweep is one measurement of every pair of nodes.
 
         Raises ValueError if the measured nodes are not exactly `nodes`, if `latency_s` or `byte_s`
         lacks the time of a pair, or if a time is zero or less.
@@ -62,7 +64,7 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
     Returns False in these cases:
 
     - Every run uses fewer than LEAST_ORDERED machines.
-    - The launch has more than MOST_ORDERED machines, and the measurement would take too long.
+    - The launch has more than MOST_ORDERED machines, so that the measurement would take too long.
     - Two hosts have the same address, so that there is no network between them.
 
     addresses: the network address of each machine.

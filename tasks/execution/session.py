@@ -252,8 +252,8 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
 
-        Runs that need a machine without the expected devices are also removed. After MOST_ATTEMPTS
-        failed attempts with the same `_process_key`, all runs with this key are removed.
+        Runs that need a machine without the expected devices are also removed. Runs that can share
+        one execution of torchrun are all removed after MOST_ATTEMPTS of their attempts have failed.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -332,7 +332,7 @@ class Session:
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> str:
-        """Request a machine to replace `node`. Return why there is none; "" if it was launched."""
+        """Request a machine to replace `node`. Return the reason of a failure, else ""."""
         requested_s = self.laps.passed_s
         try:
             if not self.running.replace(node):
@@ -521,6 +521,6 @@ def not_served(served: Served, job: Job, status: str, why: str) -> Served:
 
 
 def _launch_row(served: Served, job: Job, run_setups: RunSetups, status: str, why: str) -> Row:
-    """Return a row about the launch, whose id differs from the ids in `served.rows`."""
+    """Return a row about the launch. The row's id differs from all ids in `served.rows`."""
     number = sum(row["kind"] == "launch" for row in served.rows)
     return launch_row(job.lease_id, job.cluster.name, run_setups, status, why, number)

@@ -76,7 +76,7 @@ def snapshot_offers(
     If the provider does not answer, the offers that ship with Srift are stored, unless the
     warehouse has the same or newer offers.
 
-    ask: `ask_offers`, or a Prefect task that retries it.
+    ask: the function that returns the current offers. A flow passes a Prefect task with retries.
     """
     source = ""
     try:
@@ -108,8 +108,8 @@ def snapshot_offers(
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    filters: (column, text) pairs. A column is a key of the rows of `listed`. An offer passes a
-        filter if its value equals the text. If no offer's value equals the text, an offer passes
+    filters: (column, text) pairs, such as ("region", "us-east-1"). An offer passes a filter if its
+        value in the column equals the text. If no offer's value equals the text, an offer passes
         if its value contains the text. Case is ignored.
 
     Raises:
@@ -148,7 +148,7 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    """Return an offer as a row of `listed`."""
+    """Return the fields of an offer and its instance type as {name: value}."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,

@@ -41,7 +41,7 @@ def note_drift(
     An instance type drifts in a zone if too many of its new runs lie outside their predicted
     intervals.
 
-    frames: the result of `warehouse.reads.training_frames`.
+    frames: the data to which models are fitted, as {name: frame}.
     champion: the model in use. If it is None, nothing is tested, and the sentences report earlier
         tests.
     """
@@ -104,7 +104,9 @@ def note_alarms(
 
 
 def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the newest alarms, and one that counts the older alarms.
+    """Return a sentence for each of the newest alarms, and a sentence that counts older alarms.
+
+    An alarm is the record of a slow run.
 
     alarms: rows of the mart `alarms`, the newest first.
     """
@@ -131,7 +133,7 @@ def judge_promises(
 
     Each comparison is stored as a row of the table raw_ledger. Returns the number of new rows.
 
-    frames: the result of `warehouse.reads.training_frames`.
+    frames: the data to which models are fitted, as {name: frame}.
     """
     types = frames["instance_types"]
     judged = regret_ledger.judge(
@@ -149,7 +151,7 @@ def judge_promises(
 def ledger_sentence(summary: Row) -> str:
     """Return a sentence that compares published choices with later measurements.
 
-    summary: the result of `warehouse.export.ledger_summary`. If it is {}, the result is "".
+    summary: statistics of the comparisons, as {name: value}. If it is {}, the result is "".
     """
     if not summary:
         return ""

@@ -86,7 +86,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the plan in the mailbox if its attempt number is higher than before, else None."""
+        """Return the mailbox's plan if its attempt number exceeds the last plan's, else None."""
         try:
             plan = plan_from_json((self.mailbox / "plan.json").read_text())
         except FileNotFoundError:

@@ -9,9 +9,9 @@ file ANSWER. Keys of the object:
     strategies    the workload's strategies
     batch         samples per step
 
-The list has the result of `checked` for each precision. Strategies that should train exactly like
-ddp are also compared with ddp. Each strategy is compared only once, in fp32. If a comparison fails,
-its error message is added to the first result whose steps succeeded.
+The list has one dictionary per precision, with the keys that the function `checked` documents.
+Strategies that should train exactly like ddp are also compared with ddp, once and in fp32. If a
+comparison fails, its error message is added to the first dictionary whose steps succeeded.
 """
 
 import json
@@ -56,7 +56,7 @@ _HINTS = {  # a pattern of the error's text, and the advice for such errors
 
 
 def main() -> None:
-    """Check the workload in standard input. The exit code is 0 even if the workload fails."""
+    """Check the workload that standard input describes. Exit with 0 even if the workload fails."""
     die_with_parent()
     question = json.load(sys.stdin)
     workload = WorkloadFile(**question["workload"])
@@ -79,11 +79,12 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     """Train with strategy `name` and with ddp, and return an error message if their losses differ.
 
     Also returns an error message if the strategy fails. Returns "" if the losses are equal up to
-    rounding, or if ddp cannot train the model on this machine, for example without its data.
+    rounding. Also returns "" if ddp cannot train the model on this machine, for example because the
+    data are not on this machine.
 
     batch: the number of samples per step and rank. At most two samples are used.
-    precision: a precision of the workload. The strategy fails if it does not support this
-        precision. Both trainings compute in fp32 to detect small differences.
+    precision: the precision for which the strategy's support is checked. The trainings themselves
+        compute in fp32, to detect small differences.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -123,13 +124,14 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     Keys of the result:
 
         precision: the precision that was checked.
-        problem: why the workload fails; "" if it trains, or cannot be checked on this machine.
+        problem: why the workload fails. It is "" if the steps succeeded, if the data are not on
+            this machine, or if the CPU does not support the precision.
         notes: a list of warnings about probable mistakes.
-        figures: a dictionary of measured values; None if the steps failed.
+        figures: a dictionary of measured values; None if the steps failed or were not run.
 
     Keys of `figures`:
 
-        all keys of the result of `steps.train`, such as step_s.
+        step_s, peak_bytes and other values that `steps.train` measures.
         losses: the first and the last loss.
         input_s: seconds per step to make a batch or to wait for the loader.
         queued_share: fraction of the steps' time in which this thread waited for a free CPU core.
@@ -161,10 +163,11 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
 def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Run a backward pass and two training steps, and return the measured values.
 
-    The docstring of `checked` lists their keys, under `figures`.
+    The result is a dictionary. The docstring of `checked` lists its keys, under `figures`.
 
     Raises WorkloadError if a trainable parameter gets no gradient, because data parallelism would
-    wait forever for this gradient. Also raises the errors of `train`.
+    wait forever for this gradient. Raises NotMeasured if the training diverges. Also raises the
+    errors of the workload.
     """
     # Look for gradients before the first step, because hooks of the optimizer may remove gradients.
     built.arithmetic.backward(built.loss_of(built.model, batch))
@@ -204,7 +207,10 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
 def _notes(
     built: LoadedWorkload, batch: int, figures: dict[str, Any], workload: WorkloadFile
 ) -> Iterator[str]:
-    """Yield warnings about probable mistakes in the workload."""
+    """Yield warnings about probable mistakes in the workload.
+
+    figures: the values that `_trained` measured in the training steps.
+    """
     if built.loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
     held = {id(weights) for group in built.optimizer.param_groups for weights in group["params"]}
@@ -223,7 +229,10 @@ def _notes(
     try:
         try_once(built, 1)
     except Exception as error:
-        yield f"a batch of 1 fails, but a slow machine may need it: {explain(error, workload)}"
+        yield (
+            "a batch of 1 sample fails, but Srift may use this batch size on a slow machine:"
+            f" {explain(error, workload)}"
+        )
 
 
 if __name__ == "__main__":

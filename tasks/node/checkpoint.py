@@ -106,8 +106,9 @@ class Checkpoints:
         write_json(self.folder / f"start-{len(self.read('start')):06d}.json", start)
 
     def read(self, kind: str) -> list[dict[str, Any]]:
-        """Return all manifests (kind "step") or all entries of `note_start` (kind "start").
+        """Return the content of all JSON files of one kind, the oldest file first.
 
-        The oldest entry is first. Manifests of deleted states are included.
+        kind: "step" for the manifests of states, including deleted states; "start" for the
+            descriptions of starts that `note_start` has stored.
         """
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{kind}-*.json"))]

@@ -66,6 +66,8 @@ def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
         if not name or name.endswith("/"):
             continue
         if not {"", ".", ".."}.isdisjoint(name.split("/")) or not name.isprintable():
-            raise ValueError(f"the object {key!r} has a key that cannot be a file name: rename it")
+            raise ValueError(
+                f"the object {key!r} has a key that cannot be a file name: rename the object"
+            )
         found[name] = key
     return found

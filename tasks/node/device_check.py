@@ -81,7 +81,7 @@ def wait_for_devices(expected: Devices, most_s: float) -> str:
 def torch_sees(within_s: float) -> tuple[list[str], str]:
     """Return torch's names of the usable devices, and torch's warnings or error output.
 
-    A new process lists the devices. The list is empty if this process fails, or takes more than
+    A new process lists the devices. The list is empty if the new process fails or takes more than
     `within_s` seconds.
     """
     command = (sys.executable, "-c", _LOOK)

@@ -89,7 +89,7 @@ class ElasticRun(Worker):
         """Return the maximum seconds to wait for the other ranks to join.
 
         At the first start, the limit is the plan's `timeout_s`. After a restart, all ranks start
-        together, so the limit is shorter. It doubles after each failed attempt to join.
+        together, so the limit is shorter. The limit doubles after each failed attempt to join.
         """
         # torchrun does not notify the workers if a machine is lost before all ranks have joined
         starts = len(self.checkpoints.read("start"))
@@ -103,9 +103,9 @@ class ElasticRun(Worker):
 
         All ranks must read the same checkpoint folder. Keys of the result:
 
-            step: number of finished steps; 0 without a checkpoint.
-            restore_s: seconds of the restore; None without a checkpoint.
-            restore_bytes: size of the restored checkpoint; None without a checkpoint.
+            step: number of finished steps; 0 if there is no checkpoint.
+            restore_s: seconds of the restore; None if there is no checkpoint.
+            restore_bytes: size of the restored checkpoint; None if there is no checkpoint.
         """
         began = now(self.device)
         manifest, state = self.checkpoints.newest(self.device) or ({"step": 0, "bytes": None}, {})

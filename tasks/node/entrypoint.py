@@ -223,8 +223,8 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
 def _on_device(make_batch: BatchMaker, device: torch.device) -> BatchMaker:
     """Return a batch function that moves the batches of `make_batch` to `device`.
 
-    While `make_batch` runs, `device` is torch's default device. A Loader is an exception, because
-    it makes batches in host memory.
+    While `make_batch` runs, `device` is torch's default device. If `make_batch` is a Loader, the
+    default device is not changed, because a Loader makes batches in host memory.
     """
     if device.type == "cpu":
         return make_batch

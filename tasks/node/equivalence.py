@@ -2,16 +2,18 @@
 
 The check is for strategies whose steps should equal ddp's steps up to rounding. Strategy and ddp
 train a few steps from the same weights on the same small batches, in fp32. Dropout is off, because
-tensor parallelism and ddp draw different dropout masks. The check passes if
+tensor parallelism and ddp draw different dropout masks.
 
-    |loss - plain| <= max(1e-5 |plain|, 10 spread)     in the first and the last step
+In a step, let `loss` be the loss of the strategy, and `plain` the loss of ddp. `spread` shows how
+much rounding errors change the loss. The check passes if the first step and the last step satisfy
 
-`loss` is the loss of the strategy, and `plain` is the loss of ddp. A wrong forward pass or loss
-shows in the first step. A wrong update of the weights shows in the last step.
+    |loss - plain| <= max(1e-5 |plain|, 10 spread)
 
-To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. For the
-check of a step, `spread` is the largest difference between the losses of the two ddp trainings in
-this step and all earlier steps.
+A wrong forward pass or loss function shows in the first step. A wrong update of the weights shows
+in the last step.
+
+To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. In a
+step, `spread` is the largest difference so far between the losses of the two ddp trainings.
 """
 
 import copy

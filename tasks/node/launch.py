@@ -3,8 +3,8 @@
 An item is one measurement run of the plan. A node runs its items one after another, even if the
 items use different devices. Different nodes run single-node items at the same time, because these
 items use no network. A multi-node item runs alone. All earlier items end before the multi-node item
-starts, and later items wait for its end. When an item ends, its first rank sets the key `run_id` of
-the shared TCPStore. Other ranks wait for this key without using CPU time.
+starts, and later items wait for its end. When an item ends, its first rank sets a key in the
+shared TCPStore. The key is the item's `run_id`. Ranks wait for this key without using CPU time.
 """
 
 import json
@@ -68,7 +68,9 @@ class Worker:
 
         shared: True to leave the model in host memory until a strategy shards it.
 
-        Raises the errors of `data_path`, `Arithmetic` and `build`.
+        Raises DataMissing if the workload's data are not on this machine, and NoSuchPrecision if
+        the device does not support the run's precision. Also raises WorkloadError, LoaderError and
+        the errors of the user's code (see entrypoint.build).
         """
         workload = self.plan.workload(item)
         assert workload is not None
@@ -142,8 +144,8 @@ class Launch(Worker):
     equal: the combinations that have passed the comparison with ddp. Each entry is a string with
         the workload, strategy, precision and ranks of a run.
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
-    pairs: on the first rank of each node, the measured links between nodes (see probe.pairs). Empty
-        on other ranks, if the plan does not request the measurement, and before torch 2.13.
+    pairs: the measured links between nodes (see probe.pairs). Only the first rank of each node has
+        them. Empty if the plan does not request the measurement, or torch is older than 2.13.
     """
 
     def __init__(self) -> None:
@@ -217,7 +219,7 @@ class Launch(Worker):
         return self.plan.label(self.rank)
 
     def leads(self, item: Item) -> bool:
-        """Return True if this rank is the first rank of the run `item`, and writes its record."""
+        """Return True if this rank is the first rank of the run `item`, which writes the record."""
         return self.rank == self.plan.ranks_of(item)[0]
 
     def group(self, item: Item) -> dist.ProcessGroup | None:

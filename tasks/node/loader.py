@@ -7,10 +7,10 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 - An iterable dataset starts again when it ends.
 - An incomplete last batch is dropped.
 
-A dataset may have a sample cache (data_cache.py), which the first epoch of a training fills. Steps
-are timed with a full cache. To fill the cache quickly, the loader reads only a few samples, and
-draws all batches from these samples. The cache's size limit is reduced in the same proportion, so
-that the same fraction of samples is cached as in a real training.
+Some datasets have a sample cache (data_cache.py). In a real training, the first epoch fills the
+cache. Srift times steps with a full cache. To fill the cache quickly, the loader reads only a few
+samples, and draws all batches from these samples. The cache's size limit is reduced in the same
+proportion, so that the same fraction of samples is cached as in a real training.
 """
 
 import os
@@ -223,10 +223,10 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> set[int]:
-    """Return all numbers that may be the number of samples in `data`.
+    """Return the candidates for the number of samples in `data`.
 
-    These are the sizes of all tensor dimensions and the lengths of all lists, tuples and mappings.
-    `data` is the inputs or the target of a batch.
+    The candidates are the sizes of all tensor dimensions, and the lengths of all lists, tuples and
+    mappings. `data` is the inputs or the target of a batch.
     """
     if isinstance(data, Tensor):
         return set(data.shape)
@@ -251,7 +251,10 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 @contextmanager
 def running(loader: Loader | None) -> Iterator[None]:
-    """Return a context manager that resumes the loader's workers, and pauses them on exit."""
+    """Return a context manager that resumes the loader's workers on entry, and pauses them on exit.
+
+    The context manager does nothing if `loader` is None.
+    """
     if loader is not None:
         loader.signal(signal.SIGCONT)
     yield

@@ -50,7 +50,10 @@ class Arithmetic:
         self.hold()
 
     def hold(self) -> None:
-        """Set torch's float32 precision. Call this again after user code, which may change this."""
+        """Set torch's float32 precision.
+
+        Call this method again after user code, which may change the precision.
+        """
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
 

@@ -1,9 +1,9 @@
 """Prepare a machine for torchrun: check devices, unpack code, install requirements.
 
 Run as `python -m node.prepare ARGUMENTS`. After the preparation, the command `python ARGUMENTS`
-replaces this process. It runs in the workloads' folder, with the workloads' environment variables.
-If the workloads have requirements, the command uses the Python of their virtual environment. This
-module imports only the standard library.
+replaces this process. The command runs in the workloads' folder, with the workloads' environment
+variables. If the workloads have requirements, the command uses the Python of their virtual
+environment. This module imports only the standard library.
 """
 
 import os
@@ -18,7 +18,7 @@ from .requirements import InstallationInterrupted, NotInstalled, environment_of,
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Unpack the code of `workload` below `scratch`, and return the Python that runs it.
+    """Unpack the code of `workload` below `scratch`, and return the path of its Python.
 
     Raises NotInstalled if the requirements cannot be installed, and OSError if the code cannot be
     unpacked.

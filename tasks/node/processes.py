@@ -97,7 +97,7 @@ def blame_rank(code: Any) -> int:
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Print `message` in the form that `exit_reason` finds in a log, and exit with `code`.
+    """Print `message` as a line that `exit_reason` can find in a log, and exit with `code`.
 
     The process exits without cleanup. Other ranks notice the exit when the sockets close.
     """

@@ -82,9 +82,11 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     input_s: seconds to make the batch, which are also part of `forward_s`.
     batch: the number of samples.
     peak_bytes: the peak memory.
-    loading: a list with the result of `_loading` for each repeat of the step.
+    loading: a list of (CPU seconds, seconds of waiting for storage) per sample, with one entry for
+        each repeat of the step.
 
-    To exclude outliers, repeats are sorted by total time. Times are means over the middle half.
+    To exclude outliers, repeats are sorted by total time. Times are means over the middle half of
+    the repeats.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -130,10 +132,12 @@ def thread_counters() -> list[float]:
 
 
 def _loading(before: list[float], batch: int) -> tuple[float, float]:
-    """Return (CPU seconds, seconds of waiting for storage) per sample.
+    """Return (CPU seconds, seconds of waiting for storage) per sample of the last batch.
 
-    before: the result of `thread_counters` before this thread made the batch.
-    batch: the number of samples in the batch, which this thread has just made.
+    Call this function immediately after this thread has made the batch.
+
+    before: the clocks (see thread_counters) just before this thread made the batch.
+    batch: the number of samples in the batch.
     """
     wall_s, processor_s, queued_s = (
         (now - then) / batch for now, then in zip(thread_counters(), before, strict=True)

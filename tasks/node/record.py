@@ -102,7 +102,8 @@ class Devices:
 
     In a plan, these are the required devices. In a record, these are the devices that a run used.
 
-    name: in a plan, the provider's name of the device, or CPU, or ANY. In a record, torch's name.
+    name: in a plan, CPU, ANY (any device), or else the provider's name of the GPU. In a record,
+        torch's name of the device.
     threads: CPU threads of each rank. In a plan, 0 means one thread per core.
     """
 
@@ -112,7 +113,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if nodes check these devices before they start torchrun: GPUs are checked."""
+        """Return True if `name` is the name of a GPU. Nodes check GPUs before torchrun starts."""
         return self.name not in (CPU, ANY)
 
 
@@ -130,8 +131,8 @@ class Item:
         comparable between runs with the same seed, nodes, devices and batches.
     elastic: train `most_steps` steps, even if nodes other than the first node are lost. The present
         nodes divide the global batch. A checkpoint is written every `checkpoint_every` steps. After
-        a node is lost, the others wait `wait_s` seconds for a replacement. An elastic run is the
-        only run of its plan, uses ddp, and has no switches.
+        a node is lost, the remaining nodes wait `wait_s` seconds for a replacement. An elastic run
+        is the only run of its plan, uses ddp, and has no switches.
 
     Other fields:
 
@@ -176,7 +177,10 @@ class Item:
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes that the run needs: all nodes, or the first node of an elastic run."""
+        """Return the nodes without which the run fails.
+
+        An elastic run needs only its first node. Other runs need all their nodes.
+        """
         return self.nodes[:1] if self.kind == ELASTIC else self.nodes
 
 
@@ -187,8 +191,8 @@ class Plan:
     expected: the devices that each node must have.
     port: torchrun's port on the first node is this number plus the attempt number.
     timeout_s: seconds after which a collective fails.
-    join_s: maximum seconds that nodes wait for each other at the start. Before this wait, the check
-        of a node's GPUs may take equally long.
+    join_s: maximum seconds that nodes wait for each other at the start. Before this wait, a
+        node checks its GPUs for at most `join_s` seconds.
     prepare_s: maximum seconds that nodes take to install requirements.
     patience_s: seconds for repeating disturbed measurements (see measuring.Patience).
     ranks: the indices of the nodes that take part in this attempt, in ascending order; empty means
@@ -232,8 +236,8 @@ class Plan:
     def rank_counts(self) -> dict[int, int]:
         """Return {node: number of ranks} for the nodes that take part in this attempt.
 
-        A node has one rank for each device of its largest run. Nodes are in ascending order, which
-        is also the order of torchrun's ranks.
+        The number of ranks is the largest number of devices that a run uses on the node, and at
+        least 1. Nodes are in ascending order, which is also the order of torchrun's ranks.
         """
         counts = dict.fromkeys(self.ranks or range(len(self.addresses)), 1)
         for item in self.items:

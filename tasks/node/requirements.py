@@ -88,7 +88,7 @@ def environment_of(environments: Path, digest: str) -> Path:
 
 
 def installed(environment: Path) -> bool:
-    """Return True if the environment is complete."""
+    """Return True if all requirements have been installed into `environment`."""
     return (environment / _MARKER).is_file()
 
 
@@ -157,7 +157,9 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def is_plain(line: str, root: Path) -> bool:
-    """Return True if pip runs no code of a package for `line`, given --only-binary=:all:.
+    """Return True if pip runs no code of a package when it processes `line`.
+
+    pip gets the option --only-binary=:all:, but some lines make pip run a package's code even so.
 
     line: a line of a requirements file.
     root: the folder in which pip runs.
@@ -180,6 +182,8 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
     """Run a command in the folder `root`, and return its exit code and its output.
 
     After INSTALL_S seconds, kill the command and its children, and return (None, "").
+
+    scratch: a folder that serves the command as HOME and TMPDIR.
     """
     environment = _carried() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(

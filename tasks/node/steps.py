@@ -53,8 +53,8 @@ def one_step(
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
     scale: the number of ranks divided by the global batch. Each sample's loss is multiplied by this
         number.
-    sync: True to communicate gradients in the last micro-step, or with FSDP in every micro-step.
-        False to communicate gradients in no micro-step.
+    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
+        micro-step. False to communicate gradients in no micro-step.
     """
     built.optimizer.zero_grad()
     losses = []

@@ -91,7 +91,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules to checkpoint: the backward pass recomputes their activations."""
+    """Return the modules with several layers, to which switch checkpointing applies."""
 
     def is_deep(module: nn.Module) -> bool:
         return any(any(child.children()) for child in module.children())

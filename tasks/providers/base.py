@@ -129,7 +129,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Return True while machines may run, or while some of their files are not downloaded."""
+        """Return True if machines may still run, or if some of their files are not downloaded."""
         return self.ended_at is None
 
     def why_end(self, now: datetime) -> str:
@@ -210,19 +210,19 @@ class RunningCluster(Protocol):
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Set the cost of each machine's downloads from S3, in dollars per machine.
+        """Store that the downloads from S3 of one machine cost `usd` dollars.
 
-        A machine that later replaces a lost machine has the same download cost.
+        The amount counts for each machine of the launch, including later replacements.
         """
         return
 
     def replace(self, node: int) -> bool:
-        """Replace the machine with rank `node`. Return False if the provider has no replacement.
-
-        Raises ProviderError or OSError if the machine cannot be replaced for another reason.
+        """Replace the machine with rank `node`. Return False if no new machine is available.
 
         The new machine gets the rank and the mailbox folder of the old machine. The state files of
         the old machine, such as heartbeats, are deleted.
+
+        Raises ProviderError or OSError if the replacement fails in any other way.
         """
 
     def forget(self, node: int) -> None:
@@ -239,7 +239,7 @@ class RunningCluster(Protocol):
 
 
 class Provider(Protocol):
-    """A source of machines. The methods with a body are defaults, which a provider may override."""
+    """A source of machines. Methods with a body are default implementations."""
 
     name: str
 
@@ -256,10 +256,16 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return one sentence, with a fix, for each thing that this provider cannot do here."""
+        """Return a sentence for each restriction in what can be launched, and how to lift it.
+
+        An example of a restriction is that this computer cannot create network namespaces.
+        """
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why this provider can never launch the cluster here; "" if it can."""
+        """Check if this provider can ever launch the cluster.
+
+        Returns the reason if it cannot, and "" if it can.
+        """
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
@@ -274,7 +280,7 @@ class Provider(Protocol):
         """
 
     def leases(self) -> list[Lease]:
-        """Return the launches whose machines may run or whose files are not all on this computer.
+        """Return the leases whose machines may run, or whose files are not all on this computer.
 
         An unreadable lease file is a `Lease` whose `problem` says why it cannot be read.
         """
@@ -304,14 +310,17 @@ class Provider(Protocol):
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Return why the cluster cannot be launched with the current settings; "" if it can."""
+        """Check if the current settings allow a launch of the cluster.
+
+        Returns the reason if they do not, and "" if they do.
+        """
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Return `offers` with this account's prices, and add the prices of other billed services.
 
-        The other services are volumes, public IP addresses and S3 requests. By default, the offers
-        are returned unchanged. Overrides must be idempotent.
+        The other services are volumes, public IP addresses and S3 requests. The default
+        implementation returns the offers unchanged. Overrides must be idempotent.
         """
         return list(offers)
 
@@ -337,7 +346,10 @@ class Provider(Protocol):
 
 
 def plain(text: str) -> str:
-    """Return text from a machine, cut to 10,000 characters, without terminal control codes."""
+    """Remove terminal control codes from `text`, which a machine wrote.
+
+    Only the first 10,000 characters are kept.
+    """
     # agents write at most 4,000 characters
     return _CONTROL.sub("", text[:10_000])
 

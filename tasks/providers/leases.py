@@ -174,9 +174,9 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the leases whose `is_held` is True, and unreadable leases.
+        """Return the leases whose machines may run, or whose files are not all on this computer.
 
-        The machines of these leases may run, or some of their files are not on this computer.
+        Unreadable leases are included.
         """
         return [lease for lease in self.stored() if lease.is_held]
 

@@ -50,7 +50,8 @@ class Question:
     batch: global batch. None means the value in srift.toml.
     transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
     by_gpu: if True, the answer has the best cluster of each kind of device.
-    filters: (column, text) pairs. `market.offers.matching` defines which offers pass.
+    filters: (column, text) pairs. An offer passes if its value in each column equals or contains
+        the text.
     """
 
     workload: str
@@ -71,7 +72,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 
         frontier: the Pareto frontier of expected hours and dollars.
         candidates: the number of candidates.
-        pilots: the result of `pilots_for` with at most `pilots` runs; None if `pilots` is 0.
+        pilots: a dictionary with at most `pilots` suggested measurements, and the reason to make
+            them; None if the argument `pilots` is 0.
 
     Without a model, a first model is fitted to the public step times that ship with Srift. This
     happens only if the workload is a transformer on EC2, or if all its step times are public.

@@ -98,9 +98,9 @@ class Case:
         return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return a copy of the case with `model` and all fields that depend on it.
+        """Return a copy of the case with all fields that depend on the model in use.
 
-        champion: the model in use. Modes of the workload that it cannot predict are left out.
+        champion: the model in use. The workload's modes that the model cannot predict are left out.
         """
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
@@ -229,7 +229,7 @@ def _measured(model: StepTimeModel, offer: Offer) -> bool:
 def supply_of(
     workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
 ) -> Supply:
-    """Return the clusters and modes from which the planner may choose for `workload`.
+    """Return the clusters and modes from which the planner can choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
     If machines cost money, the costs of the offers include the download of the workload's data.

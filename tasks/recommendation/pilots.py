@@ -75,7 +75,7 @@ def measure_first(row: Row, pilots: Row) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
     The reason then names the run to measure first.
-    pilots: the result of `pilots_for`.
+    pilots: the suggested `runs`, and the expected `regret` of choosing now.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -91,7 +91,7 @@ def measure_first(row: Row, pilots: Row) -> Row:
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers with known prices in the market that [campaign] of srift.toml sets.
 
-    If there are none, returns the offers with known prices in any market.
+    If this market has no offer with a known price, return such offers of all markets.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
@@ -104,7 +104,7 @@ def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supp
 
 
 def _no_runs(why: str) -> Row:
-    """Return what `pilots_for` returns if it suggests no runs. `why` is the reason."""
+    """Return an answer that suggests no runs. `why` is the reason for the user."""
     reason = f"no measurement can be suggested: {why}"
     return {"settled": None, "regret": None, "runs": [], "reason": reason}
 
@@ -112,8 +112,10 @@ def _no_runs(why: str) -> Row:
 def _pilots(
     case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
 ) -> Row:
-    """Return the result of `pilots_for` for a workload that `model` can predict.
+    """Return suggested runs for a workload that `model` can predict.
 
+    The result has the keys that `pilots_for` describes.
+    plan: the recommendation that the runs would make more certain.
     sold: the offers of machines to measure on.
     count: the maximum number of runs.
     """
@@ -169,10 +171,10 @@ def _candidates(
     """Return the unmeasured setups from which the suggested runs are chosen, in this order:
 
     1. Setups with a single device, if the workload was never measured.
-    2. Setups of the choice set (those that might be recommended).
+    2. Setups of the choice set, which are the setups that might turn out to be the best.
     3. Other setups in the same modes, by dollars per hour.
 
-    A setup has at most _MOST_HOSTS machines, and no more than srift.toml allows.
+    A setup has at most _MOST_HOSTS machines. `max_hosts` in srift.toml can lower this limit.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     # Clusters of several instance types are included only if they might be recommended.

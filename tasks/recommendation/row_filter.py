@@ -13,7 +13,7 @@ def rows_with(rows: Sequence[Row], **wanted: str | None) -> Sequence[Row]:
 
     wanted: {column: value}. None accepts every value.
 
-    Raises SettingsError if no row has a wanted value.
+    Raises SettingsError if no row has all wanted values.
     """
     for column, value in wanted.items():
         if value is not None:

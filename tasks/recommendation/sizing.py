@@ -1,7 +1,7 @@
 """Answer `srift size`: the largest efficient cluster and the best batch of a workload.
 
-Parallel efficiency is the speed-up divided by the number of machines or devices. The answer has the
-largest cluster with an efficiency of at least 90 %, and the largest with at least 80 %.
+Parallel efficiency is the speed-up divided by the number of machines or devices. The answer has
+the largest cluster with an efficiency of at least 90 %, and the largest cluster with at least 80 %.
 """
 
 import math
@@ -26,7 +26,10 @@ def size(
 
     The keys of the result are:
 
-        scaling, checks, best_batch: lists of rows, as in the result of `size_workload`.
+        scaling: rows with the largest efficient cluster for an instance type and mode.
+        checks: rows with the measured and predicted efficiency of a cluster size.
+        best_batch: rows with the batch at which a single device computes the most samples per
+            second.
         formulas: {name of a computed value: its formula}.
         notes: sentences for the user, for example on instance types whose scaling is unknown.
         workload, provider: the arguments `name` and `provider`.

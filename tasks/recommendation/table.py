@@ -31,9 +31,9 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    If machines cost money, the reason of a doubtful first choice may name a run to measure first.
+    If machines cost money, the reason of an uncertain first choice can name a run to measure first.
 
-    runs: one row for each measured setup (see `warehouse.reads.measured_setups`).
+    runs: one row for each measured setup.
     each: a function like `map` that plans the workloads, possibly in other processes.
     """
     with one_thread():
@@ -51,7 +51,10 @@ def recommend_all(
 
 
 def _mark_doubtful(case: Case, answer: Recommendation) -> None:
-    """Give doubtful first choices the status "measure_first" if a run would reduce the doubt."""
+    """Set the status of uncertain first choices to "measure_first".
+
+    A first choice is uncertain if it is probably not the best, and a run would help to decide.
+    """
     # The search for runs to measure is slow, so other ranks are skipped.
     first = [row for row in answer.rows if row["rank"] == 1]
     for row, goal in zip(first, case.workload.goals, strict=True):

@@ -84,9 +84,10 @@ _OUTER: list[Any] = []  # the logger of the flow run that called `tell_all`
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, and to the flow run that called `tell_all`.
+    """Log `text` to the current Prefect flow run, and to the outer flow run.
 
-    Without a flow run, do nothing.
+    The outer flow run is the flow run that called `tell_all`. Without a current flow run, nothing
+    is logged.
     """
     for logger in _run_loggers().values():
         logger.info(text)
@@ -98,7 +99,7 @@ def tell_all() -> None:
 
 
 def _run_loggers() -> dict[str, Any]:
-    """Return {flow run id: logger} of the current flow run and the run that called `tell_all`."""
+    """Return {flow run id: logger} for the current flow run and the outer flow run."""
     if "prefect" not in sys.modules:
         return {}
     from prefect.exceptions import MissingContextError

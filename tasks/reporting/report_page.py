@@ -40,7 +40,7 @@ _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
     """Return the report page as HTML.
 
-    rows: the result of `warehouse.reads.reported`.
+    rows: {name of a query in warehouse/report: rows of its result}.
     sources: {provider: row} for every provider with published recommendations. The keys of a row
         are `illustrative` (True if the prices are not real) and `refresh` (the command that renews
         the recommendations).

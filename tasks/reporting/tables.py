@@ -111,7 +111,7 @@ def _print(shown: Any, style: str = "") -> None:
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
     """Print the rows as a table under `title`. Without rows, print nothing.
 
-    columns: as in `text_table`.
+    columns: a line `heading: format` for each column.
     """
     if not rows:
         return
@@ -235,7 +235,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
 def _print_pilots(pilots: Row) -> None:
     """Print the reason in `pilots`, then the suggested runs, if there are any.
 
-    pilots: the result of `tasks.recommendation.pilots.pilots_for`.
+    pilots: the suggested `runs`, and the `reason` as a sentence.
     """
     _print(f"\n{pilots['reason']}")
     if not pilots["settled"]:
@@ -252,7 +252,7 @@ def share(regret: float) -> str:
 
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
-    """Return the rows as a table with the columns _RECOMMENDED and _MORE."""
+    """Return published rows as a table with more columns than the terminal shows."""
     return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
 
 
@@ -366,7 +366,7 @@ def print_measured(found: Row, provider: str) -> None:
 
 
 def print_status(found: Row) -> None:
-    """Print the result of `tasks.monitoring.status.status_of`."""
+    """Print the running refresh, its machines, the age of the data, and problems."""
     work, table = found["at_work"], found["published"]
     refresh = "no refresh is running"
     if work:
@@ -417,7 +417,7 @@ def print_workloads(known: Sequence[Row]) -> None:
 
 
 def print_offers(rows: Sequence[Row]) -> None:
-    """Print one line per offer of `tasks.market.offers.listed`."""
+    """Print one line per offer: instance type, market, zone, price and spot risk."""
     columns = """
         type: {instance_type}
         devices: {devices:}
@@ -438,7 +438,7 @@ def print_offers(rows: Sequence[Row]) -> None:
 
 
 def print_spend(found: Row) -> None:
-    """Print the result of `tasks.monitoring.spend.spend_of`."""
+    """Print the dollars of ended launches by group, and of launches that still run."""
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -464,7 +464,7 @@ _SCALE = """
 
 
 def print_sizing(found: Row) -> None:
-    """Print the result of `srift size`."""
+    """Print the largest efficient clusters and the best batches that `srift size` found."""
     _print(f"{found['workload']} ({found['provider']})", style="bold")
     columns = """
         at 90 %: {largest_90:g}
@@ -558,7 +558,7 @@ def print_imports(imports: Sequence[Row]) -> None:
 
 
 def print_backtest(found: Row) -> None:
-    """Print the result of `srift backtest`."""
+    """Print the prediction errors that `srift backtest` found, by group of rows."""
     columns = """
         by: {by}
         group: {group}

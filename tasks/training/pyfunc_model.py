@@ -1,6 +1,6 @@
-"""Define the model class that MLflow stores with each version and loads in a user's program.
+"""Define the class through which MLflow loads a registered model in a user's program.
 
-`srift_models` is the copy of the package `models` that is stored with the version.
+The package `srift_models` is a copy of `models`. MLflow stores the copy with each model version.
 """
 
 from pathlib import Path

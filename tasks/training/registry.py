@@ -96,7 +96,10 @@ def name_of(provider: str) -> str:
 
 
 def page_of(provider: str, number: int) -> str:
-    """Return the address of a model version's page in MLflow, or its URI if no server is known."""
+    """Return the address of a model version's page in MLflow.
+
+    If no MLflow server is known, the model version's URI is returned.
+    """
     server = os.environ.get(MLFLOW_PAGES, os.environ.get(OPERATORS_STORE, ""))
     if not server.startswith("http"):
         return f"models:/{name_of(provider)}/{number}"
@@ -178,8 +181,9 @@ def log_challenger(
 ) -> int:
     """Register a new model version with the alias `challenger`, and return its number.
 
-    scoreboard: errors and interval coverage in cross-validation. It has a row for each way to group
-        the runs (column `split`, such as "workload") and each held-out group.
+    scoreboard: errors and interval coverage in cross-validation. A row has the errors for
+        one held-out group of runs. The column `split` says how the runs were grouped, such as
+        by "workload".
     card: description of the version, in Markdown.
 
     Raises RegistryError if the registry fails.
@@ -302,7 +306,10 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
 
 
 def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
-    """Return the scoreboard as MLflow metrics: {"split/group/column": value}."""
+    """Return the errors in cross-validation as MLflow metrics, {name: value}.
+
+    A name is `split/group/column`, such as `workload/vit/mean_error`.
+    """
     figures = ["mean_error", "median_error", "p90_error", "coverage_90", "median_width"]
     long = scoreboard.melt(["split", "group"], figures).dropna()
     names = long["split"] + "/" + long["group"].astype(str) + "/" + long["variable"]
@@ -311,7 +318,7 @@ def _metrics(scoreboard: pd.DataFrame) -> dict[str, float]:
 
 
 def _copy_of_models(folder: Path) -> Path:
-    """Copy `models.domain` and `models.step_time` to `folder`/srift_models, and return its path."""
+    """Copy the code of the model to `folder`/srift_models, and return the path of the copy."""
     # The new name avoids a clash with a user's package `models`.
     target, room = folder / "srift_models", Path(models.__file__).parent
     for part in ("domain", "step_time"):

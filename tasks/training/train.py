@@ -43,7 +43,7 @@ def challenge(
 ) -> Challenger | None:
     """Fit a new model, score it on held-out runs, and compare it with the model in use.
 
-    frames: the measurements, as returned by `warehouse.reads.training_frames`.
+    frames: the data to which models are fitted, as {name: frame}.
     champion: the model in use, or None.
     each: a function like `map` that runs the fits of the cross-validation, perhaps in parallel.
 

@@ -100,7 +100,7 @@ def at_work(home: Path) -> dict[str, Any] | None:
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:
     """Return the refresh that another process runs in `home`, or None.
 
-    The result has the same keys as the result of `at_work`.
+    The result has the keys `refresh_id`, `pid` and `started_at`.
     """
     other = at_work(home)
     return None if other is None or other.get("pid") == os.getpid() else other

@@ -89,7 +89,8 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` or a child process of it listens on the loopback port `port`.
 
-    Other processes on this port do not count, because clients would send the password to them.
+    Other processes on this port do not count, because clients would send the server's
+    password to them.
     Raises ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S

@@ -143,15 +143,15 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """The section of a workload: its code, samples, global batch and goals.
 
-    global_batch: the minimum and the maximum. A single number is both.
+    global_batch: the smallest and the largest permitted value, or the only permitted value.
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
     None means that the workload has only imported measurements.
-    precisions, strategies, switches: the options among which the planner may choose. An entry of
+    precisions, strategies, switches: the options from which the planner can choose. An entry of
     `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
     with "+".
     data: a folder or `s3://bucket/prefix`. The entrypoint's argument `data` is the folder on the
     training machine.
-    follow_links: if True, symbolic links may lead out of the folder `data`.
+    follow_links: if True, symbolic links in the folder `data` are allowed to lead out of it.
     allow_builds: if True, pip may build requirements from source on this computer. A build runs the
     code of the requirement.
     transformer: the network's shape, as the path of a Hugging Face `config.json` or a table with
@@ -238,8 +238,8 @@ class WorkloadSettings(_Section):
 class Shared(_Section):
     """The section [shared]: the PostgreSQL server, file store and Dask scheduler of a team.
 
-    host: the PostgreSQL host. libpq finds the password (PGPASSWORD, PGPASSFILE).
-    data: a folder or `s3://bucket/prefix`.
+    host: the PostgreSQL host. libpq reads the password from PGPASSWORD or PGPASSFILE.
+    data: the file store, a folder or `s3://bucket/prefix`.
     dask: the address of a Dask scheduler. It can be set without `host` and `data`.
     """
 
@@ -259,7 +259,7 @@ class Shared(_Section):
     def url(self, database: str, driver: str = "") -> str:
         """Return the URL of `database` without a password.
 
-        driver: `+` and the driver's name, for SQLAlchemy; "" for libpq.
+        driver: SQLAlchemy's driver after a plus sign, such as "+psycopg2"; "" for libpq.
         """
         host, query = quote(self.host), ""
         if "/" in self.host:  # the folder of a Unix socket
@@ -362,7 +362,7 @@ class Settings(_Section):
         return self.workloads[name]
 
     def source(self, name: str) -> tuple[Source, str]:
-        """Return the files of a workload's code, and the name of its function.
+        """Return the files of a workload's code, and the name of the entrypoint function.
 
         Raises SettingsError if the name is unknown or the code cannot be sent to machines.
         """
@@ -372,7 +372,7 @@ class Settings(_Section):
             if not where or not function.isidentifier():
                 raise SourceRefused(
                     "entrypoint",
-                    "write the entrypoint as file.py:function (with `path`: module:function)",
+                    "write the entrypoint as file.py:function, or with `path` as module:function",
                 )
             # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
             without = [self.home, self.root / FILE]

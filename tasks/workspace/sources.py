@@ -157,8 +157,10 @@ def file_source(root: Path, name: str, requirements: str, without: Collection[Pa
 
     requirements: name of the requirements file in `root`; empty if there is none.
     without: resolved paths of files and folders to which links must not lead.
-    Raises SourceRefused if a file is missing or a link that is not sent, or if a file with
-    requirements is too large or would shadow Srift's package `node`.
+    Raises SourceRefused in these cases:
+
+    - A file is missing, or is a link that leads out of `root` or to a skipped file.
+    - `requirements` is given, and a file is too large or would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -198,7 +200,7 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
 
 
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
-    """Return True if `path` is a link to a folder, out of `root`, or to a skipped file.
+    """Return True if `path` is a link that leads to a folder, out of `root`, or to a skipped file.
 
     Hidden files and the paths in `without` are skipped. A path through a linked folder is a link.
     """
@@ -229,7 +231,7 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
     if requirements and requirements not in files:
         raise SourceRefused(
             "requirements",
-            f"{folder / requirements} must exist, not be hidden, and not {_LINK}",
+            f"{folder / requirements} must exist and must not be hidden. It must not {_LINK}",
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES or len(files) > MAX_FILES:
@@ -237,6 +239,6 @@ def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:
         raise SourceRefused(
             "path",
             f"{folder} has {sum(sizes.values()) / 2**20:.0f} MiB in {len(files)} files, but the"
-            f" limit for code is {MAX_BYTES >> 20} MiB in {MAX_FILES} files. Move data files to a"
-            f" folder outside and set `data` to it (largest files: {', '.join(largest)})",
+            f" limit for code is {MAX_BYTES >> 20} MiB in {MAX_FILES} files. Move data files to"
+            f" another folder and set `data` to that folder (largest files: {', '.join(largest)})",
         )

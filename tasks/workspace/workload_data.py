@@ -73,7 +73,7 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
     text: the setting `data`.
     root: the folder to which a relative path in `text` is relative.
     home: SRIFT_HOME.
-    follow_links: if False, symbolic links may not lead out of the folder.
+    follow_links: if False, symbolic links must not lead out of the folder.
     Raises BadData in these cases:
 
     - The text is neither a folder nor an S3 address.

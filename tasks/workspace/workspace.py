@@ -121,7 +121,8 @@ def provider_of(settings: Settings, name: str) -> Provider:
 def spends_money(name: str) -> bool:
     """Return True if machines of the provider `name` cost dollars.
 
-    Local machines are CPU shares of this computer. Their prices are assumed.
+    Local machines are CPU shares of this computer. Srift assumes a price for them, but nobody
+    pays it.
 
     Raises SettingsError if the provider is unknown.
     """
@@ -164,7 +165,8 @@ def refuse_to_spend(provider: str, max_usd: float | None) -> None:
         return
     if max_usd is None:
         raise SettingsError(
-            f"machines of {provider} cost money: give a cap with --max-usd; 0 measures nothing"
+            f"machines of {provider} cost money: set a dollar cap with --max-usd. A cap of 0"
+            " permits no measurements"
         )
     if max_usd > 0 and load_settings().ec2.bucket is None:
         raise SettingsError(

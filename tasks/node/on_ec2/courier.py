@@ -2,7 +2,8 @@
 
 `python -m node.on_ec2.courier` starts the courier, which has these tasks:
 
-- start the agent as a user who cannot read the machine's credentials
+- start the agent (the process that runs torchrun) as a user who cannot read the machine's
+  credentials
 - transfer files between the machine and S3
 - upload EC2's interruption notices
 - download the workloads' data if the controller (the process that launched the machine) requests
@@ -56,7 +57,7 @@ class Delivery:
     ends: the machine's deadline, as a value of time.monotonic().
     data: downloads the workloads' data. `data.mailbox` is the local folder for the machine's files.
     sent: {name of a status file: content at its last upload}.
-    next_at: value of time.monotonic() at which the next download and check for a notice are due.
+    next_at: value of time.monotonic() at which to download files and check for a notice again.
     leaving: True if the machine is shutting down.
     grace_s: the number of seconds between the agent's deadline and the machine's deadline.
     """
@@ -123,7 +124,9 @@ class Delivery:
             self.sent[name] = body
 
     def _round(self, outbox: Outbox) -> None:
-        """Upload changed files. Every _EVERY_S seconds, also download files and check for a notice.
+        """Upload changed files. After `next_at`, also download files and check for a notice.
+
+        The next download and check follow after at least _EVERY_S seconds.
 
         Errors of S3, network and disk are printed, not raised.
         """
@@ -164,6 +167,8 @@ class Delivery:
 def serve(given: argparse.Namespace) -> None:
     """Run the agent and transfer files, until the agent ends or the machine's deadline is near.
 
+    given: the command-line arguments of the courier.
+
     If the machine could not do its work, upload the reason as the file `failed.json`. Raises
     OSError if the metadata service does not return the machine's id.
     """
@@ -195,8 +200,9 @@ def deliver(
     the machine could not do its work.
 
     Raises:
-        KeyError: the user does not exist.
-        OSError: the user is root, the metadata service fails, or the agent cannot be started.
+        KeyError: the agent's user does not exist.
+        OSError: the agent's user is root, the metadata service fails, or the agent cannot be
+            started.
     """
     user, address = account(given.user), metadata.get("local-ipv4")
     reason = fence(user, metadata.base, given.python)

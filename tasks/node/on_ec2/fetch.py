@@ -1,7 +1,7 @@
 """Download workloads' data from S3 to a rented machine's disk, in a thread.
 
 The data folders belong to root, so that user code can read them but not write there. If a download
-fails, runs find the reason in a file beside the folder (see data.py).
+fails, the reason is written to a file beside the folder (see data.py).
 """
 
 import shutil
@@ -32,7 +32,7 @@ class Fetcher:
     states: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def request(self, addresses: Mapping[str, str]) -> None:
-        """Start a thread that downloads the data, unless an earlier call has started it.
+        """Start a thread that downloads the data, unless an earlier call has started the thread.
 
         addresses: {digest of a workload's data: S3 address}, the same in every call.
         """

@@ -26,7 +26,8 @@ class Metadata:
         """Send one request to `latest/<path>`, and return the body of the response.
 
         method: the HTTP method.
-        header: the end of the request header's name, after "X-aws-ec2-metadata-token".
+        header: the part of the request header's name after "X-aws-ec2-metadata-token"; "" for a
+            request with a token, and "-ttl-seconds" for a request that creates a token.
         value: the value of the request header.
 
         Raises OSError (for example HTTPError) or HTTPException if the request fails.
@@ -56,7 +57,7 @@ class Metadata:
         raise OSError(f"the metadata service at {self.base} did not return {path}: {problem}")
 
     def notice(self) -> dict[str, str] | None:
-        """Return EC2's interruption notice for this spot machine; None if there is none.
+        """Return EC2's interruption notice for this spot machine; None if EC2 has sent no notice.
 
         The key `at` has the time of the interruption in ISO 8601. Raises OSError if the service
         does not respond.

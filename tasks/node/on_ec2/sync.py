@@ -114,10 +114,11 @@ class Outbox:
     def carry(self, *, due_only: bool = True) -> None:
         """Upload each new or changed file once.
 
-        due_only: True to skip files whose last upload, or attempt to upload, was a few seconds ago.
+        due_only: True to skip each file that was uploaded within the last few seconds. A failed
+            upload counts too.
 
-        If uploads fail, the first error is raised after all files have been tried. It is one of the
-        errors listed in s3.FAULTS.
+        If uploads fail, the first error is raised after all files have been tried. This error is
+        one of the errors listed in s3.FAULTS.
         """
         # Errors are raised at the end, so that a failed upload does not delay other files.
         first_error = None
@@ -155,7 +156,7 @@ class Outbox:
         return any(map(_is_record, self.waiting()))
 
     def _may_upload(self, name: str) -> bool:
-        """Return True if the file may be uploaded now, and count this upload.
+        """Return True if the rate limit permits an upload of the file now, and count this upload.
 
         A token bucket allows UPLOADS_PER_HOUR on average, and UPLOADS_AT_ONCE in succession.
         Heartbeats are always allowed and not counted.
@@ -186,7 +187,7 @@ class Outbox:
         self.sent[name] = _mark(status)
 
     def _marks(self) -> Iterator[tuple[str, Mark]]:
-        """Yield (name, mark) for each regular file that has an allowed name and the expected owner.
+        """Yield (name, mark) for each regular file of the user `owner` with an allowed name.
 
         The mark is (inode, modification time, size), which changes with the file's content.
         """

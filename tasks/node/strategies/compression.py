@@ -58,7 +58,7 @@ def powersgd_hook(
 class SparseExchange:
     """The state of strategy ddp-mstopk on a rank, and its exchange of gradients.
 
-    machines: the number of devices of each machine. All machines must have the same number.
+    machines: a list with the number of devices of each machine. All numbers must be equal.
     density: the fraction of the entries that is sent.
     residuals: {index of a bucket: the values that this rank has not sent yet}.
     steps: the number of finished steps.

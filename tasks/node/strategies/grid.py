@@ -3,7 +3,7 @@
 P ranks form a grid of `rows` x `columns` x `depth`. The weights of a layer are divided into blocks.
 
 - The ranks of a row hold different features of the same samples.
-- The ranks of a column hold blocks with the same outputs of the layer, but different inputs.
+- The ranks of a column hold blocks for the same output features, but different input features.
 - The ranks along the depth hold copies of the same block.
 
 Autograd differentiates the exchanges. The gradient of an all-gather is a reduce-scatter. The
@@ -45,7 +45,8 @@ class Grid:
     """The peers of this rank in the grid. Each tuple of ranks includes this rank.
 
     row: the ranks that hold different features of the same samples.
-    column: the ranks whose blocks of a weight have the same outputs, but different inputs.
+    column: the ranks whose blocks of a weight have the same output features, but different input
+        features.
     depth: the ranks that hold copies of the same block of a weight.
     features: the ranks that hold the same features of different samples.
     """

@@ -51,7 +51,7 @@ def refuse(item: Item, device: torch.device) -> None:
         )
     if OFFLOAD in switches and device.type == "cpu":
         raise ValueError(
-            "switch offload has no effect on a CPU, where all states are already in host memory"
+            "switch offload has no effect on a CPU, where the model is already in host memory"
         )
     if item.precision == SCALED and name not in (DDP, *SERVED):
         raise ValueError(
@@ -114,8 +114,8 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 getattr(part, size) % columns for size in sizes - whole.get(part, set())
             ):
                 raise ValueError(
-                    f"strategy {name}: the sizes of {path} ({part}) are not multiples of {columns};"
-                    " use ddp"
+                    f"strategy {name}: sizes of the layer {path} ({part}) are not multiples of"
+                    f" {columns}, the number of ranks in a grid row; use ddp"
                 )
     if name == TABLES:
         tables, uses = tables_of(model), uses_of(model)

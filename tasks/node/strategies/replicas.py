@@ -15,7 +15,7 @@ Group = dist.ProcessGroup | None  # None for a run on one device
 
 
 class Replaced(nn.Parameter):
-    """A parameter that `retarget` has replaced. Any use raises RuntimeError."""
+    """The class of an old parameter that `retarget` has replaced. Any use raises RuntimeError."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
@@ -58,7 +58,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[Tensor, tuple[nn.Parameter,
 def of_ranks(value: Any, group: Group) -> list[Any]:
     """Gather `value` from all ranks of `group`, and return the values in rank order.
 
-    Every rank of the group must call this function. Without a group, returns `[value]`.
+    Every rank of the group must call this function. Returns `[value]` if `group` is None.
     """
     if group is None:
         return [value]

@@ -36,7 +36,7 @@ def servers_of(name: str) -> int:
 class Servers:
     """Exchanges gradients between a rank and the parameter servers of the strategy `name`.
 
-    machines: the number of devices of each machine.
+    machines: a list with the number of devices of each machine.
     ranks: the ranks that are servers.
     thread: exchanges buckets one after another, if the run uses CPUs.
     """

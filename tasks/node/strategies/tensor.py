@@ -84,7 +84,10 @@ class LayerRun(NamedTuple):
 
     @property
     def opens(self) -> dict[nn.Module, bool]:
-        """Return {linear layer: True if tensor-1d divides its outputs, False for its inputs}."""
+        """Return {linear layer: whether tensor-1d divides the layer's outputs}.
+
+        If the value is False, tensor-1d divides the layer's inputs.
+        """
         return {
             layer: place < self.inlets or (place - self.inlets) % 2 == 1
             for place, layer in enumerate(filter(_is_linear, self.parts))
@@ -108,7 +111,7 @@ def divide(
     """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
     Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks. The
-    attribute `blocks` of the returned module is the `Blocks` object.
+    attribute `blocks` of the returned module is a `Blocks` object, which lists this rank's blocks.
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
@@ -145,9 +148,12 @@ class Blocks:
     shapes: list[torch.Size] = field(default_factory=list)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
-        """Cut this rank's block from the parameter `whole`, add it to this object, and return it.
+        """Cut this rank's block from the parameter `whole`, and return the block.
 
-        `cut` returns the block of a tensor. `copies` are the ranks with a copy of the block.
+        The block is also added to the fields `of` and `copies`.
+
+        cut: a function that cuts this rank's block from a tensor with the shape of `whole`.
+        copies: the ranks that hold a copy of this block, including this rank.
         """
         block = nn.Parameter(cut(whole.detach()).clone(), requires_grad=whole.requires_grad)
         self.of[whole] = block, lambda values: cut(values).clone()
@@ -166,7 +172,10 @@ class Blocks:
             self.shapes = shapes
 
     def sum_gradients(self, *_: Any) -> None:
-        """Compute the blocks' gradients of the mean loss over all ranks (a step pre-hook)."""
+        """Sum each block's gradient over the block's copies, and divide by the number of ranks.
+
+        The result is the gradient of the mean loss over all ranks. This method is a step pre-hook.
+        """
         for peers in dict.fromkeys(self.copies.values()):  # the same order on all ranks
             gradients = [
                 block.grad
@@ -187,8 +196,8 @@ class _Divided(nn.Module):
 
     def _save_to_state_dict(self, *_: Any) -> None:
         raise RuntimeError(
-            "divided layers: `state_dict` has only this rank's blocks of weights. Srift measures"
-            " steps and needs no state_dict: leave it out, or use strategy ddp to save weights"
+            "divided layers: `state_dict` has only this rank's blocks of weights. Srift only"
+            " measures steps: remove the call of `state_dict`, or use strategy ddp to save weights"
         )
 
 

@@ -174,7 +174,10 @@ class Ec2Api:
         return call()
 
     def looks(self, every_s: float, within_s: float) -> Iterator[None]:
-        """Yield None at once, then every `every_s` seconds until `within_s` seconds have passed."""
+        """Yield None at once, and then every `every_s` seconds for `within_s` seconds.
+
+        Callers poll AWS once in each step of a `for` loop over the result.
+        """
         give_up = self.now() + timedelta(seconds=within_s)
         while True:
             yield

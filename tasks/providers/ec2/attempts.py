@@ -88,13 +88,12 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    For an on-demand offer, the result is the list price. For a spot offer, it is SPOT_MARGIN times
-    the current spot price, but at most the on-demand list price. If the current spot price is above
-    the on-demand list price, the current spot price is returned.
+    On-demand, the bid is the list price. For spot machines, the bid is SPOT_MARGIN times the
+    current spot price, but at most the on-demand list price. The bid is never below the current
+    spot price.
 
-    If the account's price in [ec2.prices] is higher, that price is returned. Spending caps then
-    count what the account pays. A discount does not lower the bid, because EC2 compares bids with
-    list prices.
+    If srift.toml sets a price in [ec2.prices] that is above this bid, the price from srift.toml is
+    the bid. A discount does not lower the bid, because EC2 compares bids with list prices.
 
     on_demand: the on-demand offer of the same type in the same zone; None if unknown.
     """

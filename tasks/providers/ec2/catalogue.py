@@ -35,7 +35,8 @@ IMAGE_FAMILIES = frozenset(
 def off_image(kind: InstanceType, image: str) -> str:
     """Return why the machine image does not run on the type `kind`; "" if no reason is known.
 
-    A GPU type's family is checked only if the image is an AWS Deep Learning AMI with PyTorch.
+    Every image needs an x86 CPU. If the image is an AWS Deep Learning AMI with PyTorch and the type
+    has GPUs, the function also checks that the image supports the type's family, such as `p4d`.
 
     image: the SSM parameter that names the image.
     """
@@ -117,9 +118,11 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    With EFA, the result is the sum of the rates of the cards in `efa_cards`. Without EFA, it is the
-    rate of the first card. If this rate is more than 1 % above the rate that EC2 states for the
-    whole machine, the stated rate is returned. Raises ValueError if a card's rate is unknown.
+    With EFA, the result is the sum of the rates of all network cards that can have an EFA
+    interface. Without EFA, the result is the rate of the first card. If EC2 states a lower rate for
+    the whole machine, and the difference is more than 1 %, the stated rate is returned.
+
+    Raises ValueError if a card's rate is unknown.
     """
     network = answer["NetworkInfo"]
     attached = efa_cards(answer) or (0,)
@@ -136,7 +139,7 @@ def baseline_gbps(answer: Answer) -> float:
 
 
 def efa_cards(answer: Answer) -> tuple[int, ...]:
-    """Return the indices of the network cards that can have an EFA interface in a launch.
+    """Return the indices of the network cards that can have an EFA interface.
 
     On some types, such as p6-b300, the first card does not support EFA.
     """

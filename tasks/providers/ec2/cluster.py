@@ -76,8 +76,10 @@ class Ec2Cluster(RunningCluster):
         Ends the machines of a failed attempt before the next attempt. After a successful attempt,
         uploads the files that the machines need.
 
-        Raises NoCapacity if no attempt finds capacity or the machines' deadline passes, OSError if
-        the lease cannot be written, and ProviderError for all other failures.
+        Raises:
+            NoCapacity: if no attempt finds capacity, or if the machines' deadline passes.
+            OSError: if the lease cannot be written.
+            ProviderError: if the launch fails for another reason.
         """
         self._security_group = self._api.when_visible(self._secure)
         for attempt in attempts:
@@ -95,7 +97,7 @@ class Ec2Cluster(RunningCluster):
         else:
             raise NoCapacity(
                 "; ".join(self.lease.refusals)
-                or "no zone has a subnet and a price for each instance type: check [ec2] subnet_ids"
+                or "no zone has both a subnet and prices for all types: check [ec2] subnet_ids"
             )
         self.mirror.serve(self.lease)
         self.mirror.sync()

@@ -113,8 +113,8 @@ class Ec2Lease(Lease):
     def by_userid(self) -> dict[str, Ec2Machine]:
         """Return {aws:userid: machine}, including machines that have been replaced.
 
-        The aws:userid of a machine is the name of its folder in the bucket. Machines with rank -1
-        are left out.
+        The aws:userid of a machine is the name of its folder in the bucket. Machines whose rank is
+        unknown (-1) are left out.
         """
         return {
             f"{self.role_id}:{machine.instance_id}": machine
@@ -129,7 +129,10 @@ class Ec2Lease(Lease):
         return sorted(found, key=lambda machine: machine.rank)
 
     def with_request(self, request: FleetRequest) -> Self:
-        """Return a copy of this lease with `request` instead of any request of the same group."""
+        """Return a copy of this lease with `request` added.
+
+        An earlier request with the same `group` is removed.
+        """
         others = tuple(sent for sent in self.requests if sent.group != request.group)
         return replace(self, requests=(*others, request))
 
@@ -207,10 +210,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
-        """Return the costs in `spent_file`: {lease id: (month as YYYY-MM, cost in dollars)}.
+        """Return the content of the cost file: {lease id: (month as YYYY-MM, cost in dollars)}.
 
-        The month is the month in which the lease ended. The file keeps the costs of deleted leases.
-        It also has the costs of data uploads, and costs that the user stated.
+        The month is the month in which the lease ended. The cost file keeps the costs of deleted
+        leases. It also has the costs of data uploads, and costs that the user stated.
 
         Returns None if the file is missing. Raises ProviderError if it cannot be read.
         """
@@ -221,7 +224,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add the costs of leases to `spent_file`. Create the file if it is missing.
+        """Add the costs of leases to the cost file (see `spent`). Create a missing file.
 
         spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
 
@@ -232,7 +235,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
 
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
-        """Store the cost of a lease in `spent_file`.
+        """Store the cost of a lease in the cost file (see `spent`).
 
         Does nothing if the file is missing, because a new file would lack the cost of earlier
         leases. Raises ProviderError if the file cannot be read, and OSError if it cannot be
@@ -242,10 +245,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})
 
     def forget_ended(self, lease_id: str) -> None:
-        """Store the cost of an ended lease in `spent_file`, and delete the lease.
+        """Store the cost of an ended lease in the cost file (see `spent`), and delete the lease.
 
-        Raises ProviderError if the machines may still run, or if the lease or `spent_file` cannot
-        be read. Raises OSError if `spent_file` cannot be written.
+        Raises ProviderError if the lease has not ended, or if the lease or the cost file cannot be
+        read. Raises OSError if the cost file cannot be written.
         """
         lease = self.read(lease_id)
         if lease and lease.ended_at:

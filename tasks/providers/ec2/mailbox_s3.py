@@ -131,8 +131,10 @@ class Mirror:
     def _fetch(self, stored: Answer, path: Path) -> bool:
         """Download an object to `path`. Return False if the download must be tried again later.
 
-        After two errors, another try would not help, so True is returned: S3 has deleted the
-        object, or `path` conflicts with an existing file or folder.
+        In these cases, another try would not help, and True is returned without a download:
+
+        - The object no longer exists in S3.
+        - `path` conflicts with an existing file or folder.
 
         stored: the object's entry in S3's list.
         """

@@ -96,8 +96,8 @@ class Ec2Market:
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        Call this method rarely: AWS limits how many different sets of types and counts an account
-        may ask for per day.
+        Call this method rarely, because AWS limits the number of different queries per account and
+        day. Queries differ if their types or counts differ.
         """
         rows = self.api.ask_all(
             "SpotPlacementScores",
@@ -118,7 +118,7 @@ class Ec2Market:
         return billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return one sentence, with a fix, for each thing that does not work with these settings.
+        """Return a sentence for each problem of the settings or credentials, and how to fix it.
 
         Sends no request to AWS.
         """
@@ -134,7 +134,7 @@ class Ec2Market:
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
-        """Return why EC2 can never run this cluster; "" if it can.
+        """Check if EC2 can ever run this cluster. Return the reason if not, else "".
 
         All machines must be in one region. Either all machines have accelerators, or none has.
         """

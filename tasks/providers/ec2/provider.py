@@ -32,7 +32,8 @@ class Ec2Provider(Ec2Market, Provider):
 
     home: SRIFT_HOME. The leases (records of launches) are in `home`/leases-ec2.
     node_package: the folder with the code that machines run.
-    threaded: True if a thread exchanges files with S3. If False, the caller calls `Mirror.sync`.
+    threaded: True if a thread exchanges files with S3. If False, the caller must call
+        `Mirror.sync`, which exchanges files once.
     """
 
     def __init__(

@@ -85,7 +85,10 @@ def rules(group_id: str) -> list[tuple[str, Request]]:
 
 
 def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
-    """Return the CreatePlacementGroup request; None for a single machine or unsupported types."""
+    """Return the CreatePlacementGroup request.
+
+    Returns None for a single machine, or if a type cannot be in a placement group.
+    """
     grouped = all(may_be_grouped(spec.types[group.type_name]) for group in attempt.groups)
     if sum(group.size for group in attempt.groups) < 2 or not grouped:
         return None

@@ -101,6 +101,6 @@ class Ec2(_Section):
 
     @property
     def torch_line(self) -> str:
-        """Return the torch version (major.minor) in `ami_parameter`; "" if it names no version."""
+        """Return the torch version of the machine image as "major.minor"; "" if unknown."""
         found = _TORCH.search(self.ami_parameter)
         return found.group(1) if found else ""

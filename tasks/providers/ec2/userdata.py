@@ -21,7 +21,7 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
 
     deadline_s: seconds after which the machine shuts itself down.
     endpoint: URL of a service that replaces AWS's S3, or "".
-    values: the same for all machines of a launch:
+    values: the values below, which are the same for all machines of a launch.
 
     bucket, prefix, region   the S3 bucket, the prefix of Srift's objects in it, and its region
     code_sha256              SHA-256 of the archive with the code that the machines run

@@ -78,7 +78,10 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return one sentence, with reason and fix, for each thing that cannot be measured here."""
+        """Return a sentence for each restriction of this computer, with its reason.
+
+        A restriction is that an instance type, or a cluster of several hosts, cannot be measured.
+        """
         sentences = []
         if not self.isolation.namespaces:
             sentences.append(
@@ -94,7 +97,7 @@ class LocalMachine:
         return sentences
 
     def fits(self, cluster: Cluster) -> str:
-        """Return why `cluster` can never run on this computer; "" if it can."""
+        """Check if `cluster` can ever run on this computer. Return the reason if not, else ""."""
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self.specs:

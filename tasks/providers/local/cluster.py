@@ -56,7 +56,9 @@ class LocalCluster(RunningCluster):
         self._ends_at: list[float] = []  # each host's spot interruption, by time.monotonic
 
     def start(self, node_package: Path) -> None:
-        """Start every host. The agent, the program that measures on a host, waits for `go`.
+        """Start every host, but not yet the agents (the programs that measure on the hosts).
+
+        The method `go` starts the agents.
 
         node_package: folder with the agents' code, which is copied.
         Raises ProviderError, NoCapacity or OSError if a host cannot be started. After an error, the

@@ -117,7 +117,7 @@ class CpuShares:
 def detect() -> CpuShares:
     """Return a `CpuShares` with the first cgroup folder in which this process can set quotas.
 
-    Without such a folder, `why_not` of the result says why each folder failed.
+    If there is no such folder, the attribute `why_not` of the result gives the reasons.
     """
     reasons = []
     for version, top, home in _hierarchies():

@@ -118,7 +118,7 @@ class Host:
     inner: psutil.Process
 
     def processes(self) -> list[psutil.Process]:
-        """Return `inner` and its descendants; [] if `inner` has ended."""
+        """Return the host's first process and descendants; [] if the first process has ended."""
         with suppress(psutil.NoSuchProcess):
             return [self.inner, *self.inner.children(recursive=True)]
         return []
@@ -179,7 +179,8 @@ class HostNetwork:
     ) -> Host:
         """Start a host that runs `command` when `Host.go` is called.
 
-        mark: a `HostMark` as text, which becomes an argument of the host's first processes.
+        mark: text that identifies the host, and becomes a command-line argument of its first
+            processes (see `HostMark`).
         log: file for the output of `command`.
         address: IPv4 address of the host.
         bandwidth_gbps: limit of the host's network rate in each direction, in Gbit/s.
@@ -231,8 +232,8 @@ class HostNetwork:
     def _enter(self) -> Sequence[str]:
         """Return the start of an `nsenter` command that targets the network bridge's process.
 
-        The command enters the user namespace of this process, if there is one. Callers append
-        options for further namespaces, and the program to run.
+        If the bridge is inside a user namespace, the command enters the user namespace. Callers
+        append options for other kinds of namespaces, and the program to run.
         """
         assert self.switch is not None
         user = ("-U", "--preserve-credentials") if self._isolation.kind == "user" else ()

@@ -15,7 +15,7 @@ TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchru
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:
     """Return the JSON document of `srift export --json`, and the text of the exported file.
 
-    target: the tool that reads the file, a key of TARGETS.
+    target: the tool that reads the file, such as "skypilot".
 
     Raises:
         ExportRefused: if the target cannot represent the recommendation.

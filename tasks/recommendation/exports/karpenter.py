@@ -71,7 +71,7 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
 def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     """Return a Karpenter NodeOverlay for each instance type and market.
 
-    The adjusted price of a type and market uses the hours of its best cluster.
+    The adjusted price is computed from the hours of the best cluster with this type and market.
     """
     best: dict[tuple[str, str], RankedCluster] = {}
     for one in ranks:

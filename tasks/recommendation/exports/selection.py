@@ -78,8 +78,8 @@ class Selection:
     def candidates(self) -> list[RankedCluster]:
         """Return the requested row, followed by the rows that can replace it.
 
-        A replacement is ranked below the requested row, probably meets the constraint, and costs at
-        most _MOST_DEARER times as much (if the prices are known).
+        A replacement is ranked below the requested row, and probably meets the deadline or budget.
+        If prices are known, it costs at most _MOST_DEARER times as much as the requested row.
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         replacements = (
@@ -93,7 +93,10 @@ class Selection:
 
     @property
     def interchangeable(self) -> list[RankedCluster]:
-        """Return the candidates with a single instance type and the training command of `first`."""
+        """Return the candidates that have a single instance type and train like `first`.
+
+        A candidate trains like `first` if both need the same training command.
+        """
         training = self.first.training
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 

@@ -108,7 +108,7 @@ RANDOM = "torch.randn(batch, 4), torch.randn(batch, 1)"
     [
         (RANDOM, "torch.randn(9, 4), torch.randn(9, 1)", "with 16 in its shape"),
         ("(model.parameters(), lr", "(model.last.parameters(), lr", "first.weight, first.bias"),
-        (FORWARD, "self.last(nn.BatchNorm1d(8)(self.first(x)))", "a batch of 1 fails"),
+        (FORWARD, "self.last(nn.BatchNorm1d(8)(self.first(x)))", "a batch of 1 sample fails"),
     ],
 )
 def test_what_may_not_be_meant_is_a_note(tmp_path, old, new, words):
