@@ -65,8 +65,8 @@ class LogSeconds:
         """Predict the log seconds of each (group, member) in `keys` at the covariate `x`.
 
         Returns two arrays: log medians, and standard deviations of the log of a new duration. If
-        `x` has the shape (keys,), so have the results. If `x` has the shape (rows, 1), the results
-        have the shape (rows, keys).
+        `x` has the shape (keys,), the results have the same shape. If `x` has the shape (rows, 1),
+        the results have the shape (rows, keys).
         """
         middle, sd = self.log_medians(keys).T
         growth = x - self.centre

@@ -60,10 +60,10 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text says which strategies are reliably faster than DDP, and which are not. It also has the
-    reasons in `vetoes` for strategies that must not be chosen. Only strategies that must be faster
-    (`Mode.must_be_faster`) are compared with DDP. The workload and the cluster must support both
-    the strategy and DDP.
+    The text says which strategies are reliably faster than DDP, and which are not. For strategies
+    that may not be chosen, it has the reason from `vetoes`. A strategy is left out if it may be
+    chosen even when DDP is faster (`Mode.must_be_faster`), or if the workload or the cluster does
+    not support both the strategy and DDP.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

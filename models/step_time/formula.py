@@ -1,7 +1,7 @@
 """Compute the seconds of one optimizer step in closed form, from parameters with priors.
 
 A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
-machines. k is the number of devices that a machine uses; in C, k is the maximum over all machines.
+machines. k is the number of devices that a machine uses. If machines differ, C uses the largest k.
 G is the bytes of all gradients.
 
     step = s t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer
@@ -9,13 +9,13 @@ G is the bytes of all gradients.
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
            + alpha m (1 + G / 25 MB)
 
-Both maxima are smooth. p, sigma, eta, u, beta, u', c and alpha are learned parameters; see
+Both maxima are smooth. p, q, sigma, eta, u, beta, u', c and alpha are learned parameters; see
 PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- h: how strongly the k devices of a machine slow each other down, relative to four devices. q is
-  learned, and is between 1 and 2, because shared resources slow nothing until they run short [D].
+- h: the slow-down because k devices share a machine, relative to the slow-down of four devices. q
+  is between 1 and 2, because shared resources slow nothing until they run short [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the

@@ -1,6 +1,6 @@
-"""End machines that are past their deadline, and load the records of all ended leases.
+"""End machines that are past their deadline, and load the measurements of all ended leases.
 
-A lease is the record of a launch, written before machines are requested. This code runs after every
+A lease is a file about a launch, written before machines are requested. This code runs after every
 launch, before every refresh and in `srift reap`.
 """
 

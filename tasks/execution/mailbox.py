@@ -27,7 +27,10 @@ class WorkloadChanged(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Mailbox:
-    """The folder through which this process and `nodes` machines exchange files."""
+    """The folder through which this process exchanges files with the machines of a launch.
+
+    `nodes` is the number of machines.
+    """
 
     path: Path
     nodes: int

@@ -25,9 +25,10 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     A sweep measures every pair once.
 
     nodes: the measured machines, in the order of the matrices' rows and columns.
-    latency_s: for each sweep, a square matrix of the seconds in which two machines send each other
-        one byte.
-    byte_s: for each sweep, a square matrix of the additional seconds for each byte of a message.
+    latency_s: for each sweep, a square matrix. An entry is the seconds until two machines have sent
+        each other one byte.
+    byte_s: for each sweep, a square matrix. An entry is the additional seconds for each byte of a
+        message.
     sharing: for each sweep, a number from 0 (every pair has a separate link) to 1 (all pairs share
         one link).
     """

@@ -134,9 +134,9 @@ class Cached(Dataset[Any]):
     def begin_part(self, share: float) -> None:
         """Replace the cache by an empty cache in memory, with a smaller size limit.
 
-        Srift times steps with only a few samples of the dataset. `share` is the fraction of the
-        samples that Srift uses. The new limit is this fraction of the original limit. Then the same
-        fraction of samples is cached as in a real training.
+        Srift times steps with only a fraction of the dataset's samples: `share`. The new limit is
+        the original limit times `share`, so that the cache holds as large a part of the samples as
+        in a real training.
         """
         # In memory even with a folder, because so few samples would stay in the page cache anyway.
         room = self.memory_gib * _GIB

@@ -65,12 +65,12 @@ def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
     Every rank of `group` must call this function. All links are measured SWEEPS times. Each value
-    of the returned dictionary is a list with one entry per measurement:
+    of the returned dictionary is a list with one entry per measurement. The entries are:
 
-    latency_s: a matrix of shape (n, n). Element (i, j) is the time in seconds in which ranks i and
-        j send each other one byte.
-    byte_s: a matrix of shape (n, n). Element (i, j) is the additional time per byte of a longer
-        message, in seconds.
+    latency_s: an (n, n) matrix. Element (i, j) is the time in seconds until rank i has sent one
+        byte to rank j and received one byte from it.
+    byte_s: an (n, n) matrix. Element (i, j) is the additional time in seconds for each byte of a
+        longer message.
     sharing: how much pairs of machines delay each other if they send at the same time. 0 means not
         at all, and 1 means that all pairs share one link.
     """

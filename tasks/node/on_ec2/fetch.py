@@ -57,9 +57,9 @@ class Fetcher:
                 self.states[digest] = {"state": FAILED, "reason": reason}
 
     def _fetch(self, digest: str, address: str) -> None:
-        """Download all objects below `address` into the folder of `digest`.
+        """Download all objects below `address`, and store them as the folder of `digest`.
 
-        The folder is created when all objects are downloaded. Raises ValueError if there are no
+        The folder appears after all objects were downloaded to another place. Raises ValueError if there are no
         objects, if a key cannot be a file name, or if the disk is too small. Also raises the errors
         of boto3.
         """

@@ -256,7 +256,10 @@ class HostNetwork:
 
 
 def detect() -> Isolation:
-    """Return how this computer can separate hosts. The kind is "root" only if this user is root."""
+    """Return the isolation that this computer can give to local hosts.
+
+    `Isolation.kind` is "root" only if the current user is root.
+    """
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         hint = f"{', '.join(missing)} missing: apt-get install iproute2 util-linux"
