@@ -341,10 +341,10 @@ def _lines(
 def _largest_that_ran(
     ran: SetupArrays, machines: Mapping[str, Machine]
 ) -> dict[tuple[str, Mode], list[Run]]:
-    """Return {(workload, mode): the largest batch that ran on each size of device memory}.
+    """Return {(workload, mode): runs}, with the run of the largest batch for each device memory.
 
-    Runs with and without gradient accumulation have separate entries. For modes that shard, each
-    number of ranks has a separate entry.
+    A list has separate runs with and without gradient accumulation. If the mode shards, it also has
+    separate runs for each number of ranks.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib for name in ran.names]

@@ -475,7 +475,7 @@ class _Attempt:
 
         Returns an AttemptEnd if the attempt cannot continue, and None if it continues.
 
-        missing: the runs of the attempt without a record, the current run first.
+        missing: the attempt's runs that have no record yet, the current run first.
         """
         session, lost = self.session, self.machines.lost()
         if lost is not None:

@@ -91,7 +91,7 @@ def measure_first(row: Row, pilots: Row) -> Row:
 def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers with known prices in the market that [campaign] of srift.toml sets.
 
-    If this market has no offer with a known price, return such offers of all markets.
+    If there are none, return the offers with known prices in all markets.
     """
     priced = [one for one in offers if one.usd_per_hour is not None]
     return [one for one in priced if one.market == workspace.settings.campaign.market] or priced

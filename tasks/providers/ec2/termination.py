@@ -171,7 +171,7 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
-    """Return the latest time at which the machine can have ended itself.
+    """Return the time by which the machine has certainly ended itself.
 
     A machine counts the seconds to its deadline from its start, not from the request. The result is
     therefore the deadline, plus the delay from request to start, plus LATEST for boot and rounding.
