@@ -23,7 +23,7 @@ below `allowed`. There is no verdict in these cases:
 - DDP diverged.
 - The difference between `loss` and `allowed` is not significant (one-sided, 95 %).
 - DDP learns too little: the decrease `first - dense` is not above the spread of its last losses.
-  The spread is the largest minus the smallest of the seeds' mean losses in the last four windows.
+  The spread is the largest minus the smallest mean loss of a seed in the last four windows.
 """
 
 from collections.abc import Sequence
