@@ -62,15 +62,15 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     if provider == PROVIDER:
         load_public(workspace)
     measured = measure(refresh_id, provider, max_usd)
-    launches = workspace.mart("lease_spend", refresh_id=refresh_id)
-    launches = launches.drop(columns=["provider", "refresh_id", "started_at", "ended_at"])
-    publish_table("launches", "Launches of this refresh, by workload", rows_of(launches))
     promotion = retrain(refresh_id, provider)
     rows = publish(provider, refresh_id)
     try:
         workspace.warehouse.back_up()
     except DiskFull as error:  # not fatal: the new table is published, the old backup is intact
         reporter().say(f"note: {error}")
+    launches = workspace.mart("lease_spend", refresh_id=refresh_id)
+    launches = launches.drop(columns=["provider", "refresh_id", "started_at", "ended_at"])
+    publish_table("launches", "Launches of this refresh, by workload", rows_of(launches))
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
     publish_summary(
         "refresh", "Summary of this refresh", workspace.report_page, [bought, promotion]

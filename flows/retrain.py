@@ -19,7 +19,7 @@ judge = task(judge_promises)
 find_drift = task(note_drift)
 find_slow_runs = task(note_alarms)
 fit_challenger = task(challenge)
-register_challenger = task(retries=2, retry_delay_seconds=2)(register)
+register_challenger = task(register)
 
 
 @flow(name="retrain", flow_run_name="retrain {provider}", log_prints=True)

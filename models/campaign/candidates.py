@@ -240,16 +240,16 @@ def training_runs(
 ) -> list[PlannedRun]:
     """Return the training runs of every workload on every cluster.
 
-    Each workload is measured in all its modes. The smallest and the largest global batch of the
-    workload determine the global batches to measure:
+    Each workload is measured in all its modes that the cluster supports. The smallest and the
+    largest global batch of the workload determine the global batches to measure:
 
     - the smallest batch, its doublings, and the largest batch
     - half the smallest batch
     - the smallest batch in two accumulation steps
 
-    In DDP, a single machine with several devices is also measured with only one device in use. This
-    shows how much devices slow each other down. Unequal machines share the batch so that they
-    finish together.
+    In modes that need only one device, a single machine with several devices is also measured with
+    one device in use. This shows how much devices slow each other down. Unequal machines share the
+    batch so that they finish together.
 
     profiles: measured seconds of single devices, from which the speed of each machine follows. If a
         machine of the cluster has no profile, its number of cores stands for its speed.

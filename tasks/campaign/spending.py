@@ -238,7 +238,7 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
                 " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = workspace.mart("lease_spend")
-    stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month]
+    stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
     if stated is not None:
         known[f"stated-{now.isoformat()}"] = max(0.0, stated - spent)

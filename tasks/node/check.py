@@ -11,7 +11,7 @@ file ANSWER. Keys of the object:
 
 The list has one dictionary per precision, with the keys that the function `checked` documents.
 Strategies that should train exactly like ddp are also compared with ddp, once and in fp32. If a
-comparison fails, its error message is added to the first dictionary whose steps succeeded.
+comparison fails, the first dictionary without a problem gets the error message.
 """
 
 import json

@@ -253,7 +253,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 def running(loader: Loader | None) -> Iterator[None]:
     """Return a context manager that resumes the loader's workers on entry, and pauses them on exit.
 
-    The context manager does nothing if `loader` is None.
+    After an exception, the workers keep running. If `loader` is None, nothing is done.
     """
     if loader is not None:
         loader.signal(signal.SIGCONT)

@@ -103,7 +103,7 @@ def page_of(provider: str, number: int) -> str:
     server = os.environ.get(MLFLOW_PAGES, os.environ.get(OPERATORS_STORE, ""))
     if not server.startswith("http"):
         return f"models:/{name_of(provider)}/{number}"
-    server = re.sub("(?<=//).*@|/$", "", server)  # without a password
+    server = re.sub("(?<=//)[^/]*@|/$", "", server)  # without a password
     return f"{server}/#/models/{name_of(provider)}/versions/{number}"
 
 

@@ -194,7 +194,7 @@ class WorkloadSettings(_Section):
     @classmethod
     def _bounds(cls, batch: Any, parsed: ValidatorFunctionWrapHandler) -> tuple[int, int]:
         with suppress(ValidationError):
-            least, largest = parsed(batch if isinstance(batch, list) else (batch, batch))
+            least, largest = parsed(batch if isinstance(batch, (list, tuple)) else (batch, batch))
             if 1 <= least <= largest:
                 return least, largest
         raise ValueError("must be a whole number above 0, or two numbers [smallest, largest]")

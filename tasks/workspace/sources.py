@@ -166,7 +166,7 @@ def file_source(root: Path, name: str, requirements: str, without: Collection[Pa
     if not path.is_file():
         near = nearest_names(path.name, [other.name for other in path.parent.glob("*")])
         raise SourceRefused("entrypoint", f"no file {path}; {near}")
-    if _leads_out(path, root, without):
+    if path.is_symlink() and _leads_out(path, root, without):
         raise SourceRefused("entrypoint", f"{path} must not {_LINK}")
     files = {path.name: path}
     if requirements:

@@ -49,8 +49,8 @@ def build(lr=0.6):
 ROW_17 = "row 17 is not a number"  # as the workload below says
 FAULTY = """
 import os, torch
-
 class Across(torch.optim.SGD):
+    __module__ = "torch.optim"  # otherwise zero1 refuses it
     def step(self, closure=None):
         held, = self.param_groups
         held["lr"] = 0.1 / len(held["params"])

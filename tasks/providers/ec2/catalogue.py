@@ -17,7 +17,7 @@ Answer = Mapping[str, Any]
 # In [ec2] instance_types, this pattern matches all types with NVIDIA GPUs that the image supports.
 GPU = "gpu"
 # Types with an ARM CPU: Graviton (g5g, m7g, c7gn) and Grace (p6e-gb200).
-_ARM = re.compile(r"[a-z]+\d+([a-z]*g[a-z]*|[a-z]+-gb\d+)\.")
+_ARM = re.compile(r"[a-z]+\d+([a-z]*g[a-z]*|[a-z]*-gb\d+)\.")
 _STATED = re.compile(r"(?:Up to )?(?:(\d+)x )?([\d.]+) Gigabit")
 _ROUNDED = 1.01  # EC2 rounds the rate of a machine: 133.333 becomes 133.33
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from tasks.providers.ec2.catalogue import device_tflops
 from tasks.providers.ec2.market import packaged_offers
 from tasks.providers.ec2.prices import ESTIMATED
 from tasks.providers.ec2.settings import Ec2
@@ -20,6 +21,12 @@ def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced():
     assert {(offer.price_as_of, offer.price_source) for offer in east} == {(as_of, "")}
     assert {(offer.price_as_of, offer.price_source) for offer in west} == {(as_of, ESTIMATED)}
     assert packaged().usd["us-east-1"]["p5.48xlarge"] == 55.04
+
+
+def test_packaged_types_have_the_digests_of_described_types():
+    whole = [kind for kind in packaged().instance_types if " 1/" not in kind.device]
+    assert {kind.device_tflops for kind in whole} > {35.0, 66.9, None}
+    assert all(kind.device_tflops == device_tflops(kind.device) for kind in whole)
 
 
 def test_sources_are_combined_by_type_and_region_without_surcharges():
