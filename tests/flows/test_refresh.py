@@ -22,7 +22,7 @@ from warehouse.database import DiskFull, Warehouse
 
 flow, measuring = map(importlib.import_module, ("flows.refresh", "flows.measure"))
 refresh = flow.refresh.fn
-STEPS = ("reap", "market", "measure", "publish_table", "retrain", "publish", "publish_summary")
+STEPS = ("reap", "market", "measure", "retrain", "publish", "publish_table", "publish_summary")
 
 
 def replace_steps(monkeypatch, act):
