@@ -146,9 +146,11 @@ def allow(
     caps: Sequence[Cap],
     once_usd: float = 0.0,
 ) -> Allowance:
-    """Permit a launch with the longest deadline whose worst-case cost fits under every cap.
+    """Decide if a launch is permitted, and how long its machines may run.
 
-    The launch is refused if this deadline is shorter than `least_s`, or if the price is unknown.
+    The deadline is the longest with which the worst-case cost stays within every cap.
+
+    The launch is refused if the deadline is shorter than `least_s`, or if the price is unknown.
 
     usd_per_hour: the highest possible price of the launch; None means unknown.
     wished_s: the longest useful deadline in seconds. The result is never longer.

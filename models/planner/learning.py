@@ -170,5 +170,5 @@ def unknown_learning(
 
 
 def _doubted(workload: Workload) -> list[Mode]:
-    """Return the workload's modes with compressed gradients that could also be trained with DDP."""
+    """Return the modes with compressed gradients for which the workload also allows plain DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]

@@ -70,8 +70,8 @@ def main() -> None:
         if name in EQUAL_TO_DDP
     ]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
-    for answer in [answer for answer in answers if not answer["problem"]][:1]:
-        answer["problem"] = "; ".join(filter(None, problems))
+    first = next((answer for answer in answers if not answer["problem"]), answers[0])
+    first["problem"] = first["problem"] or "; ".join(filter(None, problems))
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
