@@ -22,7 +22,7 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
 ):
     project = shutil.copytree(furnished(), tmp_path / "project")
     machines = Measuring(project / "state")
-    once = Mock(side_effect=[ProviderError, DEFAULT], wraps=machines.offers)
+    once = Mock(side_effect=[ProviderError, DEFAULT, DEFAULT], wraps=machines.offers)
     monkeypatch.setattr(machines, "offers", once)
     monkeypatch.setattr("flows.market.ask.retry_delay_seconds", 0)
     monkeypatch.setattr(LOCAL, Mock(return_value=machines))
@@ -37,13 +37,16 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
         names = {run.id: run.name for run in client.read_flow_runs()}
         lines = [(names[line.flow_run_id], line.message) for line in client.read_logs()]
         shown = {one.key: one for one in client.read_artifacts() if one.key}
-    assert machines.offers.call_count == 2
+        bought = len(machines.requested)
+        again = refresh("local", 0.0)
+    assert machines.offers.call_count == 3 and len(machines.requested) == bought
+    assert again["measured"]["launches"] == 0 and again["published_rows"] > 0
     assert {name.partition(" ")[2] for name in names.values()} == {"local", "ec2"}
     pages = {name for name, line in lines if f" {machines.requested[0]}: " in line}
     assert pages == {"refresh local", "measure local"}
     assert shown["measuring"].data == 100.0 and '-02"' in shown["launches"].data
     for part in (
-        f"{len(machines.requested)} launches",
+        f"{bought} launches",
         "http://mlflow/#/models/srift-step-time-local/",
     ):
         assert part in shown["refresh"].data
