@@ -106,9 +106,12 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
-    """Install the automations that send notifications, and return their names.
+    """Install the automations that notify operators, and return the automations' names.
 
-    notify: the notification block as `type/name`.
+    There is one automation for each event in SUBJECTS, and one for each refresh deployment that has
+    an active schedule.
+
+    notify: the notification block as `type/name`, such as `slack-webhook/oncall`.
     Raises ObjectNotFound if the block does not exist.
     """
     kind, _, name = notify.partition("/")

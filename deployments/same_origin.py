@@ -10,11 +10,11 @@ from mlflow.server.auth import authenticate_request_basic_auth
 
 
 def authenticate() -> Any:
-    """Return 403 for a request from another web page, else the result of MLflow's authentication.
+    """Return MLflow's authentication result, or 403 for a request from a foreign web page.
 
-    A browser sends the operator's password with every request to MLflow, even if another web page
-    makes the request. The 403 response has no body, because MLflow lets every page on localhost
-    read its responses.
+    A web page is foreign if its origin is not this MLflow server. A browser sends the operator's
+    password with every request to MLflow, even if a foreign page makes the request. The 403
+    response has no body, because every page on localhost can read MLflow's responses.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

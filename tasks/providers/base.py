@@ -9,7 +9,7 @@ ProviderError
 +-- NoCapacity       no machines are available now; the flow stores the refusal and continues
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
-+-- NotSwept         the reaper could not check every region and lease, or end every machine
++-- NotSwept         the reaper failed to check a region or a lease, or to end a machine
 """
 
 import json
@@ -49,7 +49,7 @@ class LeaseUnreadable(ProviderError):
 
 
 class NotSwept(ProviderError):
-    """The reaper could not check every region and lease, or could not end every machine.
+    """The reaper failed to check at least one region or lease, or to end at least one machine.
 
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
     done: one sentence for each lease or machine that was ended or could not be ended.
@@ -73,7 +73,8 @@ class Lease:
     """The record of a launch, which is stored in the file lease.json.
 
     controller: PID of the process that launched the machines.
-    usd_per_hour: the price of the machines; None if unknown.
+    usd_per_hour: the price of all machines together, without volumes, IP addresses and S3 requests;
+        None if unknown.
     refusals: one sentence for each failed launch attempt.
     ended_at, usd, outcome: set when the launch ends. `usd` is the cost; None if unknown.
 
@@ -201,18 +202,19 @@ class RunningCluster(Protocol):
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the current Unix time on the clock that sets the mailbox's modification times.
+        """Return the Unix time on the clock that sets the modification times of mailbox files.
 
-        The age of a heartbeat is this time minus the modification time of the heartbeat's file.
+        The age of a heartbeat is this time minus the modification time of the heartbeat's file. The
+        EC2 provider returns the start of the last download without errors.
         """
 
     def usd_so_far(self) -> float | None:
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Store that the downloads from S3 of one machine cost `usd` dollars.
+        """Store that each machine of the launch downloads files from S3 for `usd` dollars.
 
-        The amount counts for each machine of the launch, including later replacements.
+        A machine that replaces a lost machine downloads the files again, at the same cost.
         """
         return
 
@@ -256,9 +258,9 @@ class Provider(Protocol):
         """
 
     def limits(self) -> list[str]:
-        """Return a sentence for each restriction in what can be launched, and how to lift it.
+        """Return a sentence for each restriction on launches, such as missing network namespaces.
 
-        An example of a restriction is that this computer cannot create network namespaces.
+        The sentence also says how to lift the restriction.
         """
 
     def fits(self, cluster: Cluster) -> str:
@@ -317,10 +319,10 @@ class Provider(Protocol):
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` with this account's prices, and add the prices of other billed services.
+        """Return `offers` with all prices that this account pays.
 
-        The other services are volumes, public IP addresses and S3 requests. The default
-        implementation returns the offers unchanged. Overrides must be idempotent.
+        The prices are for the machine, its volume, its public IP address and S3 requests. The
+        default implementation returns the offers unchanged. Overrides must be idempotent.
         """
         return list(offers)
 

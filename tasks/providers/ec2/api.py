@@ -285,7 +285,8 @@ class Store:
         Each object is an entry of S3's list, with key, size and ETag. The time is Unix time on S3's
         clock.
 
-        most: when the list has more objects than this number, no further page is requested.
+        most: the function requests pages until it has more than this number of objects. The
+            returned list may therefore be longer than `most`.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

@@ -47,10 +47,11 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
-    There is an on-demand attempt only if `markets` includes "on-demand", or if "on-demand" is the
-    cluster's market. An attempt may use each zone in `zones` in which the prices of all instance
-    types are known. If there is no such zone, the attempt is left out. Prices are looked up in the
-    cluster's own offers first, and then in `offers`.
+    offers: prices for the zones and markets that the cluster's own offers lack.
+    zones: the possible zones. An attempt uses only zones in which the prices of all its instance
+        types are known. An attempt without such a zone is left out.
+    markets: the permitted markets. If "on-demand" is missing, there is only the attempt in the
+        cluster's market.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -88,12 +89,14 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    On-demand, the bid is the list price. For spot machines, the bid is SPOT_MARGIN times the
-    current spot price, but at most the on-demand list price. The bid is never below the current
-    spot price.
+    An on-demand bid is the list price. A spot bid is computed in three steps:
 
-    If srift.toml sets a price in [ec2.prices] that is above this bid, the price from srift.toml is
-    the bid. A discount does not lower the bid, because EC2 compares bids with list prices.
+    1. Multiply the current spot price by SPOT_MARGIN.
+    2. Lower the bid to the on-demand list price, if the list price is below the bid.
+    3. Raise the bid to the current spot price, if the spot price is above the bid.
+
+    Each bid is raised to the price in [ec2.prices] of srift.toml, if this price is higher. A
+    discount does not lower the bid, because EC2 compares bids with list prices.
 
     on_demand: the on-demand offer of the same type in the same zone; None if unknown.
     """

@@ -1,6 +1,7 @@
 """Derive instance types, network rates, quotas and image support from EC2's type descriptions.
 
-This module does not call AWS.
+The argument `answer` is the description of one type, as DescribeInstanceTypes returns it. This
+module does not call AWS.
 """
 
 import re
@@ -171,7 +172,7 @@ def wanted(
 
     The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU on which the machine image runs.
 
-    image: the SSM parameter that names the image.
+    image: the SSM parameter that names the image. If "", support by the image is not checked.
     """
     # Other patterns also match types that the image does not support, because users may import
     # measurements of such types.

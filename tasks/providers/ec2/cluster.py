@@ -241,9 +241,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        The caller must raise the error if there are fewer ids than requested machines. If EC2's
-        response is unclear, machines are found by their tags. Raises AwsRefused if this search
-        fails.
+        If there are fewer ids than requested machines, the caller must raise the error. Otherwise,
+        the caller must ignore the error. If EC2's response is unclear, machines are found by their
+        tags. Raises AwsRefused if this search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -306,7 +306,7 @@ class Ec2Cluster(RunningCluster):
         raise refusal
 
     def _priced(self, cluster: Cluster) -> Cluster:
-        """Return a copy of the cluster with the prices that this account pays for its machines.
+        """Return a copy of the cluster with the prices that this account pays.
 
         Spot prices are updated first, unless AWS refuses the query.
         """

@@ -73,7 +73,7 @@ class FleetRequest:
 class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
-    home: the random token of the SRIFT_HOME that made the launch.
+    home: random name of the SRIFT_HOME that made the launch (see `Ec2Leases.token`).
     deployment, bucket, prefix: the values that srift.toml had at the launch.
     role_id: the id of the machines' IAM role.
     releasing: True if Srift tried to end the machines and some may still run.
@@ -179,10 +179,10 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
     @property
     def token(self) -> str:
-        """Return the random name of this SRIFT_HOME, the value of the tag srift:controller.
+        """Return the random name that identifies this SRIFT_HOME, such as "3f9a0c1b22d4".
 
-        The first call creates the name. Raises OSError if the file with the name cannot be read or
-        written.
+        AWS resources have this name in their tag srift:controller. The first call creates the name.
+        Raises OSError if the file with the name cannot be read or written.
         """
         file = self.root / ".token"
         with self.locked():

@@ -118,9 +118,9 @@ class Ec2Market:
         return billed(offers, self.choices)
 
     def limits(self) -> list[str]:
-        """Return a sentence for each problem of the settings or credentials, and how to fix it.
+        """Return a sentence for each problem of the settings or credentials.
 
-        Sends no request to AWS.
+        The sentence also says how to fix the problem. No request is sent to AWS.
         """
         found = [] if self.choices.bucket else [NO_BUCKET]
         try:

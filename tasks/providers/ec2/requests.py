@@ -184,6 +184,7 @@ def requests_of(
     """Yield (action, parameters) for every request of one launch attempt, in order.
 
     security: id of the launch's security group, which must already exist.
+    user_data: the machines' user-data in base64.
     """
     if placement := placement_group(spec, attempt):
         yield "ec2:CreatePlacementGroup", placement
@@ -194,14 +195,16 @@ def requests_of(
 
 
 def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
-    """Return the network interfaces of a machine, with EFA if the type supports it.
+    """Return the network interfaces of a machine for the launch template.
 
-    kind: description of the instance type.
+    kind: description of the instance type from DescribeInstanceTypes.
     security: id of the security group.
 
     A machine has a single interface if it gets a public IP address, or if its first network card
-    reaches the full network rate. Any other machine has an interface for IP, and an "efa-only"
-    interface on each EFA card. AWS recommends these interfaces
+    reaches the full network rate. This interface uses EFA if the first card supports EFA.
+
+    Any other machine has an interface for IP, and an "efa-only" interface on each EFA card. AWS
+    recommends this combination
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     # The subnet is missing here, because the CreateFleet request names it.

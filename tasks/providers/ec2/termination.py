@@ -83,9 +83,9 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate the machines `ids`, and return those that still run after _LOOKS tries.
+    """Terminate the machines `ids`. Return the ids of machines that still run after _LOOKS tries.
 
-    young: ids of new machines. These count as running if EC2 does not find them.
+    young: ids of new machines. A new machine that EC2 does not find counts as running.
 
     Raises AwsRefused if AWS refuses a request.
     """
@@ -133,7 +133,7 @@ def tidy(
 
 
 def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> list[Ec2Machine]:
-    """Return machines of the launch that the lease lacks because EC2's response was lost.
+    """Return machines that are missing from the lease because EC2's response was lost.
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 

@@ -60,9 +60,9 @@ class LocalCluster(RunningCluster):
 
         The method `go` starts the agents.
 
-        node_package: folder with the agents' code, which is copied.
-        Raises ProviderError, NoCapacity or OSError if a host cannot be started. After an error, the
-        caller must call `release`, because other hosts may already run.
+        node_package: folder with the agents' code. The hosts run a copy in the lease's folder.
+        Raises ProviderError or OSError if a host cannot be started. After an error, the caller must
+        call `release`, because other hosts may already run.
         """
         self._machine.isolation.give(self._directory / "scratch", self._directory / "checkpoints")
         code, ignore = self._directory / "code", shutil.ignore_patterns("__pycache__")

@@ -111,7 +111,9 @@ class Isolation:
 class Host:
     """A running host, whose agent (the program that measures) starts when `go` is called.
 
-    inner: the first process inside the host's namespaces; `process` if there are no namespaces.
+    process: the process that Srift started: `unshare` or `nsenter`, or `sh` without namespaces.
+    inner: the first process inside the host's namespaces. Without namespaces, `inner` and `process`
+        are the same process.
     """
 
     process: subprocess.Popen[bytes]

@@ -71,7 +71,7 @@ def hosts() -> dict[HostMark, list[int]]:
 
 
 def end(processes: Collection[psutil.Process]) -> list[psutil.Process]:
-    """Kill `processes`, and return those that ended within _ENDED_S seconds."""
+    """Kill `processes`. Return the processes that ended within _ENDED_S seconds."""
     killed = []
     for process in processes:
         with suppress(psutil.Error):
