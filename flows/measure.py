@@ -125,9 +125,10 @@ def _serve(
 ) -> list[tuple[PlannedLaunch, Served]]:
     """Run the launches one after another, and return pairs (planned launch, result).
 
-    A launch rents one cluster and measures on it.
-    launches: the planned launches. An iterator can plan the next launch from the measurements of
-        earlier launches, because these are loaded first.
+    A launch rents one cluster and measures on it. Its measurements are loaded before the next
+    launch is taken from `launches`.
+
+    launches: the planned launches. An iterator can use the loaded measurements to plan a launch.
     tally: counts the dollars and seconds spent.
     """
     made, refresh_id = [], tally.refresh_id

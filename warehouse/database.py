@@ -131,7 +131,7 @@ class Warehouse:
 
         relation: name of a table or view, or the text of an SQL query.
         params: for a table or view, {column: value that the column must equal}. For a query, the
-        values of its parameters `$name`.
+            values of its parameters, as {name: value} for `$name`.
         Raises WarehouseBusy if another process or thread uses the file, and duckdb.Error for an
         unknown relation or column.
         """

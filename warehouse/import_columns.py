@@ -71,10 +71,11 @@ def remember(connection: Connection) -> None:
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Count how the imported rows and facts have changed since the call of `remember`.
+    """Count the changes of imported rows and facts since the call of `remember`.
 
-    Returns {kind of change in importing/changes.sql: count}.
-    workloads: new, changed and unchanged facts are counted only for these workloads.
+    Returns the counts rows_gone, facts_gone, facts_new, facts_changed and facts_same, which
+    importing/changes.sql defines.
+    workloads: facts_new, facts_changed and facts_same count only the facts of these workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
@@ -87,7 +88,7 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
     known: the permitted values:
 
         precisions, strategies, providers: lists of names.
-        modes: list of modes. A mode is a strategy and its switches, separated by a space.
+        modes: list of texts `strategy switches`, such as "fsdp compile+offload" or "ddp none".
         latest: the latest permitted time of a measurement.
     """
     return _ask(connection, "problems", known)
@@ -100,9 +101,9 @@ def implausible(
 
     `place` is the line or row number in the file.
     types: one row per known instance type and precision, with the columns provider, name, devices,
-    precision and peak_tflops.
+        precision and peak_tflops.
     workloads: every staged row of these workloads is checked. Of other workloads, only new rows are
-    checked.
+        checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}

@@ -130,10 +130,10 @@ def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
 
 
 def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
-    """Return {name: frame} with events of past launches, such as starts, refusals and restarts.
+    """Return events of past launches, such as starts, refusals and restarts, as {name: frame}.
 
-    The frames are the results of launches/*.sql, and the marts checkpoints, compilations and
-    restarts.
+    The names are the marts checkpoints, compilations and restarts, and the files launches/*.sql
+    without suffix, such as "starts".
     """
     queries = {name: name for name in ("checkpoints", "compilations", "restarts")}
     queries |= {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}

@@ -29,8 +29,8 @@ DryRun = Annotated[
 def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:
     """Print the result of a command, as JSON if `as_json` is True.
 
-    body: the result, from which the JSON is made.
-    shown: the output if `as_json` is False: a text, or a function that prints `body`.
+    body: the result.
+    shown: if `as_json` is False, the text to print, or a function that prints `body`.
     """
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))

@@ -17,7 +17,7 @@ def check(
     ] = 300.0,
     as_json: Json = False,
 ) -> None:
-    """Run two steps of a workload on this machine, in each of its precisions."""
+    """Run two steps of a workload on this machine, in each precision of the workload."""
     from tasks.doctor.workload_check import check_workload, problems
     from tasks.reporting.tables import print_check
 

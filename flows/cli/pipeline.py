@@ -103,10 +103,10 @@ def _show_launches(as_json: bool, provider: str, max_usd: float | None, *wish: A
 
 @contextmanager
 def _server(provider: str, max_usd: float | None) -> Iterator[None]:
-    """Run Prefect's API server during the block.
+    """Check that the command can start, and run Prefect's API server during the block.
 
-    The server starts slowly. So the dollar cap, SRIFT_HOME and the refresh lock are checked before
-    the server starts.
+    The checks cover the dollar cap `max_usd`, SRIFT_HOME and the refresh lock. They come first,
+    because the server starts slowly.
     """
     from tasks.workspace.home import check_home
     from tasks.workspace.locking import Busy, at_work
@@ -166,7 +166,7 @@ def spend(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show what ended launches cost, and what the machines that still run may cost."""
+    """Show the cost of ended launches, and the current and maximum cost of running launches."""
     from tasks.monitoring.spend import spend_of
     from tasks.reporting.tables import print_spend
 

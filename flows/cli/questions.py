@@ -40,8 +40,8 @@ def _quantity(text: str, units: Mapping[str, float], form: str) -> float:
     """Return the number at the start of `text`, multiplied by the value of its unit in `units`.
 
     form: examples of valid texts, for the error message.
-    Raises BadParameter if the text is not a number with a unit of `units`, or if the result is not
-    above 0 and at most 1e18.
+    Raises BadParameter if the text is not a number with a unit of `units`, or if the result is
+    outside (0, 1e18].
     """
     match = re.fullmatch(r"(\d*\.?\d+)\s*([a-z]?)", text.strip().lower())
     found = float(match[1]) * units.get(match[2], 0.0) if match else 0.0

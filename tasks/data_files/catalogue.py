@@ -34,8 +34,7 @@ class CatalogueRow(BaseModel):
     def device(self) -> str:
         """Return the name of the accelerator; "cpu" if the type has none.
 
-        A GPU count of 0 means that the type has a fraction of a GPU. The result is then
-        "part of NAME".
+        If the type has a fraction of a GPU, its `gpu_count` is 0 and the result is "part of NAME".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name

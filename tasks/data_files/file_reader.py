@@ -163,9 +163,10 @@ def _name_unknown_columns(path: Path, table: pa.Table, known: Iterable[str]) -> 
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a CSV or Parquet file, and add a column `place` with the number of the line or row.
+    """Read a CSV or Parquet file, and add a column `place`.
 
-    The header of a CSV file is line 1. All other columns of a CSV file have text values.
+    `place` is the line number in a CSV file (the header is line 1), or the row number in a Parquet
+    file. The columns of a CSV file are read as text.
 
     Raises ImportRefused if the file cannot be read, has no rows or a repeated column, or if a line
     has too many values.

@@ -59,8 +59,8 @@ class Imported:
 
     rows: number of rows in the file of measurements.
     new: number of rows that were not stored yet, or that `srift forget` had removed from use.
-    counts: the lines of the summary as {title: {name: number of rows}}, such as {"workload":
-        {"vit": 12}}.
+    counts: the lines of the summary as {title: {name: count}}, such as {"workload": {"vit": 12}}
+        for 12 rows of the workload vit.
     sentences: warnings.
     """
 
@@ -96,7 +96,8 @@ def import_measurements(
     """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
 
     Loading the same files again changes nothing, unless `srift forget` has undone their import.
-    The import of the measurements that ship with Srift has the id PUBLIC_IMPORT.
+    The import's id is a digest of the files and providers. If `measurements` is the file that ships
+    with Srift, the id is PUBLIC_IMPORT.
 
     measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.
@@ -215,10 +216,11 @@ def load_public(workspace: Workspace) -> int:
 def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> Workspace:
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
-    They are needed in two cases, unless the warehouse already has EC2 step times of `workload`:
+    Imports nothing if the warehouse already has EC2 step times of `workload`. Otherwise, the
+    question needs the public step times in two cases:
 
     - The question is about a transformer on EC2.
-    - There are public step times of `workload`, and srift.toml has no code of this workload.
+    - There are public step times of `workload`, and srift.toml sets no entrypoint for `workload`.
 
     shape: True if the question is about a transformer on EC2.
 

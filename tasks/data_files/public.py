@@ -38,11 +38,10 @@ def packaged_names() -> frozenset[str]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a copy of the workspace with all workloads that have imported public step times.
+    """Return a copy of the workspace that also has the workloads with imported public step times.
 
-    Public step times ship with Srift. They exist only for EC2. They do not count if `srift forget`
-    has undone their import. A workload of the same name in
-    srift.toml takes precedence.
+    Public step times ship with Srift, and exist only for EC2. If `srift forget` has undone their
+    import, no workloads are added. A workload of srift.toml is never replaced.
     """
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings

@@ -242,9 +242,11 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
     """Yield a finding for each vCPU quota of the region.
 
-    A quota limits a family of instance types. The findings are `wrong` only if no quota is large
-    enough for the smallest machine of its family. Only quotas of the market (spot or on-demand)
-    that [campaign] of srift.toml sets are checked.
+    A quota limits the vCPUs of a family of instance types. A quota is sufficient if it permits the
+    smallest machine of the family. If any quota is sufficient, all findings are `ok`, otherwise
+    `wrong`. A quota that cannot be read is a `note`.
+
+    Only quotas of the market (spot or on-demand) in section [campaign] of srift.toml are checked.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

@@ -71,7 +71,10 @@ def refuse_unless_well(settings: Settings, provider: str, max_usd: float | None)
 
 
 def policies_of(settings: Settings) -> dict[str, Any]:
-    """Return the IAM policies, with statements that let machines read the workloads' data."""
+    """Return the IAM policies as {file name without suffix: JSON object}.
+
+    "node-policy" also lets machines read the S3 data of the workloads in srift.toml.
+    """
     found = policies(settings.ec2, account_number(settings.ec2))
     data = map(settings.data, settings.workloads)
     sources = {str(each.source): each.source for each in data if each is not None}
@@ -82,7 +85,8 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 def share_warehouse(settings: Settings) -> str:
     """Copy the rows of the warehouse file in SRIFT_HOME to the shared warehouse.
 
-    Returns a message with the number of rows of each table.
+    Rows that the shared warehouse already has are skipped.
+    Returns a message with the number of copied rows of each table.
     Raises SettingsError if srift.toml names no shared warehouse.
     """
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")

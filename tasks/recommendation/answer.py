@@ -45,13 +45,14 @@ _UNKNOWN = Workload(
 class Question:
     """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    samples: samples of the whole job. None means the value in srift.toml or in the import.
+    samples: samples of the whole job. None means the value in srift.toml or, for an imported
+        workload, in its imported facts.
     tokens: tokens of the whole job, for a transformer. They replace `samples`.
     batch: global batch. None means the value in srift.toml.
     transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
     by_gpu: if True, the answer has the best cluster of each kind of device.
-    filters: (column, text) pairs. An offer passes if its value in each column equals or contains
-        the text.
+    filters: (column, text) pairs, such as ("region", "us-east-1"). `matching` applies them to the
+        offers.
     """
 
     workload: str

@@ -98,9 +98,10 @@ class Case:
         return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return a copy of the case with all fields that depend on the model in use.
+        """Return a copy of the case, with the fields set that depend on the model `champion`.
 
-        champion: the model in use. The workload's modes that the model cannot predict are left out.
+        These fields are model, guessed, known, by_data_sheet, notes and workload. If the workload
+        was measured, only the modes that the model can predict are kept.
         """
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)
@@ -207,9 +208,9 @@ def comparable(
     """Return the offers whose instance type the model can predict.
 
     The type's definition must be the same as when the model was fitted. The type's device must have
-    been measured or have a data sheet.
+    a data sheet. If `guessed` is False, a device that was measured needs no data sheet.
 
-    guessed: True if the workload was never measured. The device then needs a data sheet.
+    guessed: True if the workload was never measured.
     """
     return [
         one

@@ -37,12 +37,12 @@ _HELPS = 0.02  # pilots are suggested only if they remove at least this share of
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Row:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is how much worse a choice is than the best setup: the difference of the natural logs of
-    their hours or dollars. Keys of the result:
+    Regret is the loss of a choice minus the loss of the best setup. A loss is the natural log of
+    hours or dollars, plus a penalty for missing the deadline or budget. Keys of the result:
 
         settled: True if the expected regret is below SETTLED, so that no run is needed. False if
-            the suggested runs would reduce the regret. None if no useful run was found, or if the
-            first run costs more than it is expected to save.
+            runs are suggested. None if no useful run was found, or if the first run costs more
+            than it is expected to save.
         regret: the expected regret of choosing now, or None if it is unknown.
         runs: at most `count` dictionaries, each with a run's setup and four other keys. `seconds`
             and `usd` are the duration and cost of a launch with only this run. `planned` is a pair
@@ -50,6 +50,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
             earlier runs of the list.
         reason: a sentence on the regret, or on why no run is suggested.
 
+    plan: the recommendation whose first choice the runs would make more certain.
     buyable: offers of machines to measure on. Offers without a price are ignored.
     """
     sold = for_sale(case.workspace, buyable)
@@ -74,8 +75,10 @@ def is_doubtful(row: Row) -> bool:
 def measure_first(row: Row, pilots: Row) -> Row:
     """Return the first choice `row`, with the status "measure_first" if it is too uncertain.
 
-    The reason then names the run to measure first.
-    pilots: the suggested `runs`, and the expected `regret` of choosing now.
+    The choice is too uncertain if it is probably not the best, `pilots` suggests a run, and the
+    expected regret is at least _UNSURE. The reason then names the first suggested run.
+
+    pilots: the result of `pilots_for`.
     """
     runs, regret = pilots["runs"], pilots["regret"]
     if not is_doubtful(row) or not runs or regret is None or regret < _UNSURE:
@@ -172,7 +175,8 @@ def _candidates(
 
     1. Setups with a single device, if the workload was never measured.
     2. Setups of the choice set, which are the setups that might turn out to be the best.
-    3. Other setups in the same modes, by dollars per hour.
+    3. Other setups in the modes of the choice set (in all modes if the set is empty), cheapest per
+       hour first.
 
     A setup has at most _MOST_HOSTS machines. `max_hosts` in srift.toml can lower this limit.
     """

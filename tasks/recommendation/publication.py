@@ -26,7 +26,7 @@ def store_publication(
     """Store `rows` as a new table of recommendations, and return the number of rows.
 
     Raises:
-        PublicationRefused: if a check finds a wrong row, so that nothing is stored.
+        PublicationRefused: if a check finds a wrong row. Nothing is stored.
     """
     publication = Publication(
         publication_id=refresh_id,

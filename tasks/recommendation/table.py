@@ -31,7 +31,8 @@ def recommend_all(
 ) -> list[Row]:
     """Return the recommendations for every workload and goal of the workspace.
 
-    If machines cost money, the reason of an uncertain first choice can name a run to measure first.
+    If machines cost money, an uncertain first choice has the status "measure_first", and its reason
+    names the run to measure.
 
     runs: one row for each measured setup.
     each: a function like `map` that plans the workloads, possibly in other processes.

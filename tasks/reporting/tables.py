@@ -80,9 +80,8 @@ class TextTable(NamedTuple):
 def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text, without columns that are empty in every row.
 
-    columns: a line `heading: format` for each column. The format is a text for `str.format` with
-        the row's keys (see `_Cell`). A column of numbers, such as `{hours:.3g}`,
-        is right-aligned.
+    columns: a line `heading: format` for each column, such as `risk: {risk:.0%}`. `_Cell` fills the
+        format with the values of a row. A format with a colon makes the column right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     known = [defaultdict(lambda: None, row) for row in rows]
@@ -233,9 +232,9 @@ def _print_workload(rows: Sequence[Row]) -> None:
 
 
 def _print_pilots(pilots: Row) -> None:
-    """Print the reason in `pilots`, then the suggested runs, if there are any.
+    """Print the reason, then the suggested runs, if there are any.
 
-    pilots: the suggested `runs`, and the `reason` as a sentence.
+    pilots: the result of `pilots_for`.
     """
     _print(f"\n{pilots['reason']}")
     if not pilots["settled"]:
@@ -257,9 +256,10 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 
 
 def _recommended(row: Row) -> dict[str, Any]:
-    """Return a copy of the row with the texts that the columns _RECOMMENDED show.
+    """Return a copy of the row, with the values that the columns _RECOMMENDED and _MORE need.
 
-    If the row has no cluster, only its goal, rank, status and device are shown.
+    If the row has no cluster, the columns show only goal, rank and status, and the device (if any)
+    in place of the cluster.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}

@@ -16,12 +16,12 @@ _TAGS = (
 def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request names the instance type of the requested cluster, and of each lower-ranked cluster
-    that can replace it in the same market and region. EC2 prefers clusters with a better rank.
-    Tags describe the recommendation.
+    The request lists instance types, and EC2 prefers the earlier ones. The first is the type of the
+    requested cluster. The others are the types of lower-ranked clusters that can replace the
+    requested cluster in the same market and region. Tags describe the recommendation.
 
     Raises:
-        ExportRefused: if the machines are local hosts or have several instance types.
+        ExportRefused: if the requested cluster has local hosts or several instance types.
     """
     selection.require_cloud("fleet")
     first, row = selection.first, selection.first.row

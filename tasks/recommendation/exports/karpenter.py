@@ -19,7 +19,7 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
     The objects are a NodePool for each market and a NodeOverlay for each instance type and market.
 
     Raises:
-        ExportRefused: if the machines are local hosts or have several instance types.
+        ExportRefused: if the requested cluster has local hosts or several instance types.
     """
     selection.require_cloud("karpenter")
     first, ranks = selection.first, selection.interchangeable

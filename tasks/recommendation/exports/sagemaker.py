@@ -20,7 +20,8 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     The requests are incomplete. The user adds, for example, a name, a role and an image.
 
     Raises:
-        ExportRefused: if the machines are local hosts, or SageMaker cannot run any of the clusters.
+        ExportRefused: if the requested cluster has local hosts, or SageMaker can run neither the
+            requested cluster nor any of its replacements.
     """
     selection.require_cloud("sagemaker", one_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
@@ -58,11 +59,11 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _alternatives(cluster: RankedCluster) -> tuple[object, ...]:
-    """Return a key to group clusters. The clusters of a group are alternatives in one request.
+    """Return a key: consecutive clusters with equal keys become alternatives in one request.
 
-    SageMaker starts one of the alternatives. On-demand clusters of a single instance type share a
-    group if they have the same region and training command. Any other cluster is alone in its
-    group.
+    SageMaker starts one of the alternatives. Two clusters have equal keys if both are on-demand,
+    both have the same region and training command, and neither mixes instance types. Any other
+    cluster has a key of its own.
     """
     if cluster.market == "spot" or len(cluster.types) > 1:
         return (cluster.rank,)

@@ -101,9 +101,10 @@ class Selection:
         return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
 
     def require_cloud(self, target: str, *, one_type: bool = True) -> None:
-        """Raise ExportRefused if the machines are local hosts.
+        """Raise ExportRefused if the requested cluster has local hosts.
 
-        one_type: if True, also raise if the machines have several instance types.
+        target: the export target, such as "skypilot", for the error message.
+        one_type: if True, also raise if the requested cluster has several instance types.
         """
         if not spends_money(self.first.row["provider"]):
             raise ExportRefused(

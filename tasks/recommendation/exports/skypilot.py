@@ -11,7 +11,7 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
     SkyPilot tries the requested cluster first, then the lower-ranked clusters that can replace it.
 
     Raises:
-        ExportRefused: if the machines are local hosts or have several instance types.
+        ExportRefused: if the requested cluster has local hosts or several instance types.
     """
     selection.require_cloud("skypilot")
     first = selection.first
