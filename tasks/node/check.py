@@ -10,8 +10,10 @@ file ANSWER. Keys of the object:
     batch         samples per step
 
 The list has one dictionary per precision, with the keys that the function `checked` documents.
-Strategies that should train exactly like ddp are also compared with ddp, once and in fp32. If a
-comparison fails, the first dictionary without a problem gets the error message.
+
+Strategies that should train exactly like ddp are also compared with ddp, once and in fp32. The
+error messages of failed comparisons become the `problem` of the first dictionary whose `problem` is
+empty.
 """
 
 import json
@@ -82,9 +84,9 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     rounding. Also returns "" if ddp cannot train the model on this machine, for example because the
     data are not on this machine.
 
-    batch: the number of samples per step and rank. At most two samples are used.
-    precision: the precision for which the strategy's support is checked. The trainings themselves
-        compute in fp32, to detect small differences.
+    batch: the workload's samples per step. Each rank trains with min(batch, 2) samples per step.
+    precision: a precision that the strategy must support. Both trainings still compute in fp32, to
+        detect small differences.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(

@@ -2,7 +2,9 @@
 
 The controller is the process that launched the machine. Its plan names the data of each workload: a
 folder on the machine (local hosts) or an S3 address (EC2). The courier, a root process on the
-machine, downloads the objects below the S3 address. Files in the mailbox folder:
+machine, downloads the objects below the S3 address.
+
+Files in the mailbox folder, where `digest` is the workload's `data_digest`:
 
     data.json               {"data": {digest: address}}, written by the controller before the plan
     node-<i>/data.json      {digest: {"state": FETCHING, READY or FAILED, "reason"}}

@@ -54,16 +54,16 @@ class Cached(Dataset[Any]):
 
         loader = DataLoader(Augmented(Cached(Photos(folder), memory_gib=8), RandomCrop(224)), ...)
 
-    The first samples are read twice. If the two readings differ, an error is raised. Samples that
-    do not fit into the cache are read from `dataset` in every epoch.
+    The first samples are read twice, to detect random augmentation. Samples that do not fit into
+    the cache are read from `dataset` in every epoch.
 
     Args:
         memory_gib: GiB of memory for the samples of one rank. Used only if `folder` is not given.
         folder: a folder on a local disk that keeps samples for all processes of this user and for
             later runs. Samples are added while at least 5 GiB of the disk are free.
-        key: a text that identifies the samples in `folder`, together with the dataset's type and
-            length. Change the key whenever the samples change, for example through the code or the
-            arguments of the dataset.
+        key: a text that names the version of the samples, such as "photos-v2". Datasets in `folder`
+            share samples only if key, type and length are equal. Change the key whenever the
+            samples change, for example because of new code or arguments of the dataset.
 
     Raises:
         TypeError: the dataset has no `__len__`, or is an IterableDataset.
@@ -132,11 +132,11 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_part(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory, with a smaller size limit.
+        """Replace the cache by an empty cache in memory, for a fraction of the dataset's samples.
 
-        Srift times steps with only a fraction of the dataset's samples: `share`. The new limit is
-        the original limit times `share`, so that the cache holds as large a part of the samples as
-        in a real training.
+        Srift times steps with only the fraction `share` of the samples. The new size limit is
+        `share` times the original limit. If 30 % of all samples fit into the original cache, then
+        30 % of Srift's samples fit into the new cache.
         """
         # In memory even with a folder, because so few samples would stay in the page cache anyway.
         room = self.memory_gib * _GIB

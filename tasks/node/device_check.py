@@ -58,10 +58,10 @@ def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
 
 
 def wait_for_devices(expected: Devices, most_s: float) -> str:
-    """Wait until the expected devices are usable. Return "", or why they are not usable.
+    """Wait until torch can use the expected devices. Return "", or an error message.
 
-    The first check may take minutes on a new machine. If it fails, further checks follow for
-    _WITHIN_S seconds. All checks together take at most `most_s` seconds.
+    The first check may take minutes on a new machine. If it fails, the check is repeated for up to
+    _WITHIN_S more seconds. All checks together take at most `most_s` seconds.
     """
     ends = time.monotonic() + most_s
     until = None

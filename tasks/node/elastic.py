@@ -1,12 +1,12 @@
 """Run one rank of an elastic run, which resumes from a checkpoint when machines change.
 
 torchrun restarts the workers whenever a node is lost or joins. The global batch stays the same. The
-present ranks divide the global batch in proportion to the run's `batches`. `batches` lists the
-largest micro-batch of each device. If the share of any rank exceeds its largest micro-batch, all
-ranks take several micro-steps.
+remaining and new ranks divide it in proportion to their maximum micro-batch sizes (the run's
+`batches`). If a rank's share exceeds its maximum micro-batch size, all ranks take several
+micro-steps.
 
-The leader is the first rank of the run's first node. It writes the checkpoints, a file about each
-start of the workers, and the run's record.
+The leader is the first rank of the run's first node. It writes the checkpoints and the run's
+record. It also writes one file per start of the workers.
 
 With B samples in the global batch and n samples in a micro-batch of a rank:
 
@@ -192,7 +192,8 @@ class ElasticRun(Worker):
 def main() -> None:
     """Run this rank as a worker process of torchrun. After a failure, log the reason and exit.
 
-    The run is also recorded as failed, unless the failure means that another rank was lost.
+    If another rank was lost, torchrun then restarts the remaining workers. After any other failure,
+    the run is recorded as failed before the exit.
     """
     die_with_parent()
     run = ElasticRun()

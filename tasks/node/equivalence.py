@@ -4,16 +4,17 @@ The check is for strategies whose steps should equal ddp's steps up to rounding.
 train a few steps from the same weights on the same small batches, in fp32. Dropout is off, because
 tensor parallelism and ddp draw different dropout masks.
 
-In a step, let `loss` be the loss of the strategy, and `plain` the loss of ddp. `spread` shows how
-much rounding errors change the loss. The check passes if the first step and the last step satisfy
+To measure the effect of rounding, ddp trains a second time, from weights that differ by rounding
+errors. `spread` is the largest difference between the losses of the two ddp trainings in any step
+so far.
+
+The check passes if the first and the last step satisfy this inequality, where `loss` is the
+strategy's loss and `plain` is the loss of the first ddp training:
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)
 
-A wrong forward pass or loss function shows in the first step. A wrong update of the weights shows
-in the last step.
-
-To measure `spread`, ddp trains a second time, from weights that differ by rounding errors. In a
-step, `spread` is the largest difference so far between the losses of the two ddp trainings.
+The first step detects a wrong forward pass or loss function. The last step detects a wrong update
+of the weights.
 """
 
 import copy

@@ -48,8 +48,8 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    devices: {node: the kind of device that the node uses}, for records. A Worker enters this rank's
-        own kind for all nodes. The subclass Launch gathers the kind from each node.
+    devices: {node: the kind of device that the node uses}, for records. A Worker assumes that every
+        node uses the kind of this rank. The subclass Launch gathers the actual kinds.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Launch(Worker):
         """Recreate the runs' process groups with the nodes in the order of the all-reduce ring.
 
         Every rank must call this method. `go` is the content of `go-<attempt>.json`. Its entry
-        `order` lists the nodes in ring order, or is empty.
+        `order` lists the nodes in ring order. If `order` is empty, the groups do not change.
         """
         self.order, ranks = go["order"], self.plan.ranks_of
         ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
@@ -228,9 +228,9 @@ class Launch(Worker):
         return self.groups[ranks] if len(ranks) > 1 else None
 
     def by_rank(self, item: Item, values: Sequence[Any]) -> list[Any]:
-        """Reorder `values` from the order of the all-reduce ring to rank order.
+        """Return `values` in ascending order of rank.
 
-        `values` has one value per rank of the run `item`.
+        `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
         """
         ring = self.plan.ranks_of(self.placed(item))
         return [value for _, value in sorted(zip(ring, values, strict=True))]

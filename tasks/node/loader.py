@@ -9,8 +9,9 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 
 Some datasets have a sample cache (data_cache.py). In a real training, the first epoch fills the
 cache. Srift times steps with a full cache. To fill the cache quickly, the loader reads only a few
-samples, and draws all batches from these samples. The cache's size limit is reduced in the same
-proportion, so that the same fraction of samples is cached as in a real training.
+samples, for example 1 % of the dataset, and draws all batches from these samples. The cache's size
+limit is then 1 % of the original limit, so that the cache holds the same fraction of samples as in
+a real training.
 """
 
 import os

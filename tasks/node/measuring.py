@@ -86,9 +86,9 @@ class Patience:
         reference_s: a list with the seconds on each machine. Each entry is the median over blocks
             on the slowest device of the machine.
         reference_blocks: the number of accepted blocks.
-        reference_spread: the variation between blocks. On each device, this is the standard
-            deviation over blocks divided by the median. The root mean square over devices is
-            returned.
+        reference_spread: the relative variation between blocks. Each device's standard deviation
+            over blocks is divided by its median. The value is the root mean square of these
+            quotients.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:
@@ -183,7 +183,7 @@ def next_block(seconds: Sequence[float], *, least: int, most: int, left_s: float
     """Return the number of steps in the next block of a measurement; 0 to end the measurement.
 
     The measurement ends if `least` steps are timed and the step time is precise. It also ends if
-    `most` steps are timed, or if no time is left. At least one block is timed.
+    `most` steps are timed, or if no time is left. The first block is timed even if no time is left.
 
     The step time is precise if the standard error of the median is below MEDIAN_ERROR, and `drift`
     is below DRIFT.

@@ -85,11 +85,11 @@ _LAST_LINE = re.compile(r"^srift(?:\[(\d+)\])?: (.*)$", re.MULTILINE)
 
 
 def blame_rank(code: Any) -> int:
-    """Return a sort key for exit codes. The lowest key is the most likely cause of a failure.
+    """Return a sort key for an exit code. The lowest key marks the likeliest cause of a failure.
 
-    0: the code is in FAULTS, or negative because a signal killed the process.
+    0: the code is in FAULTS, or it is negative, which means that a signal killed the process.
     1: any other code.
-    2: the code is EXIT_LOST_PEER: the process lost a peer, so another process is the cause.
+    2: the code is EXIT_LOST_PEER, which means that another process is the cause.
     """
     if code == EXIT_LOST_PEER:
         return 2

@@ -85,8 +85,8 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     loading: a list of (CPU seconds, seconds of waiting for storage) per sample, with one entry for
         each repeat of the step.
 
-    To exclude outliers, repeats are sorted by total time. Times are means over the middle half of
-    the repeats.
+    To exclude outliers, each time is the mean over the middle half of the repeats, sorted by total
+    time.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)
@@ -151,7 +151,7 @@ def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Itera
     The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
     repeats follow. Between these limits, the repeats end after `max_s` seconds.
 
-    clock_s: returns the time in seconds.
+    clock_s: a function that waits for the device and returns the current time in seconds.
     """
     started = clock_s()
     for repeat in range(left_out + _MAX_REPEATS):

@@ -55,12 +55,12 @@ ANY = "any"  # any device; for an emulated EC2, whose machines lack their instan
 class WorkloadFile:
     """A workload in a plan: a file with code, the function to call, and its arguments.
 
-    digest: hash of the code and its settings.
+    digest: hash of the code, function, arguments, requirements, environment variables and data.
     file: path of a Python file, or of a .tar.gz archive that a node unpacks. The path is relative
         to the mailbox, the folder that controller and nodes share.
-    source: path of the code file in the user's folder. If `file` is an archive and `module` is
-        empty, a node loads this file from the archive.
-    module: the module that a node imports, with the unpacked folder on Python's path.
+    source: path of the code file in the user's folder, such as "models/mine.py". It is also the
+        file's path in an archive. A node loads this file from the archive if `module` is empty.
+    module: name of the module that a node imports from the archive, such as "models.mine".
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: path of the virtual environment with the requirements; empty if the node installs
@@ -228,7 +228,10 @@ class Plan:
 
     @property
     def meet_s(self) -> float:
-        """Return the maximum seconds that a node's torchrun waits for the other nodes."""
+        """Return the maximum seconds that a node's torchrun waits for the other nodes.
+
+        The other nodes may first check their GPUs and install requirements.
+        """
         checks = any(devices.checked for devices in self.expected)
         return self.join_s * (2 if checks else 1) + self.prepare_s
 

@@ -8,9 +8,10 @@ Steps are timed in blocks. Between two blocks, ranks exchange their times to agr
 This exchange is not timed.
 
 The worker processes of a DataLoader finish batches at about the same time, so waits for batches
-come in bursts. The step time of a workload with a loader is therefore the median time without
-waits, plus the mean wait. The number of steps in a block is a multiple of the number of workers.
-Workers are paused between blocks, because batches loaded in a pause would shorten the next waits.
+come in bursts. A median would ignore rare long waits. The step time of a workload with a loader is
+therefore a sum: the median of (duration - wait), plus the mean wait. In a block, all workers make
+equally many batches, because the number of steps is a multiple of the number of workers. Workers
+are paused between blocks, because batches loaded in a pause would shorten the next waits.
 """
 
 import math
@@ -53,8 +54,8 @@ def one_step(
     sizes: the sizes of the micro-batches. Micro-batches of size 0 are skipped.
     scale: the number of ranks divided by the global batch. Each sample's loss is multiplied by this
         number.
-    sync: True to communicate gradients in the last micro-step. FSDP then communicates in every
-        micro-step. False to communicate gradients in no micro-step.
+    sync: True to communicate gradients in the last micro-step (FSDP: in every micro-step). False to
+        communicate no gradients.
     """
     built.optimizer.zero_grad()
     losses = []

@@ -59,9 +59,11 @@ class Fetcher:
     def _fetch(self, digest: str, address: str) -> None:
         """Download all objects below `address`, and store them as the folder of `digest`.
 
-        The folder appears after all objects were downloaded to another place. Raises ValueError if
-        there are no objects, if a key cannot be a file name, or if the disk is too small. Also
-        raises the errors of boto3.
+        Objects are first downloaded into the folder `<digest>.part`. After the last download, this
+        folder is renamed to `<digest>`.
+
+        Raises ValueError if there are no objects, if a key cannot be a file name, or if the disk is
+        too small. Also raises OSError and the errors of boto3.
         """
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

@@ -25,10 +25,11 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
+        The request has one header, `X-aws-ec2-metadata-token<header>`.
+
         method: the HTTP method.
-        header: the part of the request header's name after "X-aws-ec2-metadata-token"; "" for a
-            request with a token, and "-ttl-seconds" for a request that creates a token.
-        value: the value of the request header.
+        header: "-ttl-seconds" to create a token, or "" to send a token.
+        value: the value of the header: the new token's lifetime in seconds, or the token to send.
 
         Raises OSError (for example HTTPError) or HTTPException if the request fails.
         """
@@ -59,8 +60,8 @@ class Metadata:
     def notice(self) -> dict[str, str] | None:
         """Return EC2's interruption notice for this spot machine; None if EC2 has sent no notice.
 
-        The key `at` has the time of the interruption in ISO 8601. Raises OSError if the service
-        does not respond.
+        The notice has the keys `kind` ("interruption") and `at` (the time in ISO 8601). Raises
+        OSError if the service does not respond.
         """
         action = self.get("spot/instance-action")
         return {"kind": "interruption", "at": json.loads(action)["time"]} if action else None

@@ -1,8 +1,8 @@
 """Block a user of this machine from EC2's metadata service, and verify this before user code runs.
 
 The service gives the machine's credentials to every process that requests them. Routing rules and
-a packet filter block the user's connections. To verify the block, a process of the user tries
-to connect, and must fail.
+a packet filter block the user's connections. To verify the block, root and a process of the user
+try to connect. The block works if only root succeeds.
 """
 
 import os

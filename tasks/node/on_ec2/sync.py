@@ -1,9 +1,11 @@
 """Transfer files between a rented machine's disk and S3.
 
 The inbox downloads the files that the controller (the process that launched the machine) lists in
-its manifest. The outbox uploads the files in this node's folder, measurement records first. User
-code can write to this folder, but this process is root. To upload only the user's files, the
-outbox follows no links and reads only regular files that belong to the user.
+its manifest. The outbox uploads the files in this node's folder, measurement records first.
+
+This process is root, and user code can write to the node's folder. For example, user code could
+create a link to a file that only root may read. The outbox therefore follows no links, and reads
+only regular files that belong to the user.
 """
 
 import hashlib
@@ -98,8 +100,8 @@ class Outbox:
         s3.FAULTS.
     sent: {file name: (inode, modification time, size) of the file at its last upload}.
     due_at: {file name: value of time.monotonic() before which the next upload is not tried}.
-    budget: the number of uploads that could start at the time `budget_at`.
-    budget_at: the value of time.monotonic() at which `budget` was computed. The initial value is
+    budget: the number of uploads that the rate limit permitted at the time `budget_at`.
+    budget_at: the value of time.monotonic() at the last update of `budget`. The initial value is
         minus infinity, so that the first upload finds a full budget.
     """
 
@@ -112,10 +114,10 @@ class Outbox:
     budget_at: float = -math.inf
 
     def carry(self, *, due_only: bool = True) -> None:
-        """Upload each new or changed file once.
+        """Upload each new or changed file once, as far as the rate limit permits.
 
-        due_only: True to skip each file that was uploaded within the last few seconds. A failed
-            upload counts too.
+        due_only: True to skip each file whose last upload started in the last few seconds, even if
+            that upload failed.
 
         If uploads fail, the first error is raised after all files have been tried. This error is
         one of the errors listed in s3.FAULTS.

@@ -4,7 +4,8 @@
 
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration only counts
 the entries above a threshold. At most k entries are above the upper threshold, and the result has
-all of them. Entries between the thresholds fill the result up to k entries, at equal intervals.
+all of them. If they are fewer than k, the remaining entries are taken at equal intervals, such as
+every third, from the entries between the thresholds.
 """
 
 from math import isfinite
@@ -53,11 +54,11 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
-    """Return `count` positions in ascending order.
+    """Pick `count` positions from two boolean masks, and return them in ascending order.
 
-    first: a boolean mask. Its True positions are picked first.
-    then: a boolean mask. If `first` has too few True positions, positions of `then` are added at
-        equal intervals.
+    first: the mask whose True positions are picked first.
+    then: if `first` has too few True positions, True positions of this mask are added at equal
+        intervals, such as every third.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()

@@ -64,9 +64,9 @@ def refuse(item: Item, device: torch.device) -> None:
 
 
 def fits(name: str, machines: Sequence[int]) -> bool:
-    """Return True if strategy `name` supports a cluster's numbers of machines and devices.
+    """Return True if strategy `name` can run on a cluster of these machines.
 
-    `machines` lists the number of devices of each machine.
+    machines: the number of devices of each machine, such as [8, 8].
     """
     ranks = sum(machines)
     if name in TENSOR:

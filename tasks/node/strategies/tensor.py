@@ -210,8 +210,8 @@ class _Linear(_Divided):
 
     opens: True for the first layer of a pair.
     dim: the batch dimension of the inputs.
-    arrange: reorders a whole weight or bias before it is divided along its first dimension, the
-        outputs.
+    arrange: a function that reorders a whole weight or bias before it is divided, such as a
+        transpose. The first dimension of its result must be the outputs.
     """
 
     def __init__(
