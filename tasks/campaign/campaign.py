@@ -62,7 +62,7 @@ def shop(
 
     Clusters in `tally.refused` and workloads in `tally.lacking` are left out.
 
-    frames: the data on which models are trained, as {name, such as "runs": frame}.
+    frames: the training data of models, as `reads.training_frames` returns it.
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
@@ -159,9 +159,9 @@ def affordable(
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     """Yield launches that measure how much time a workload loses when it loses a machine.
 
-    There is one launch for each workload without this measurement, on a recommended cluster. After
-    MOST_TRIES failed runs, a workload is left out. The launches need local hosts, because only
-    local hosts share a folder.
+    There is at most one launch for each workload without this measurement, on a recommended
+    cluster. Workloads with MOST_TRIES failed runs are left out. The launches need local hosts,
+    because the machines must share a folder of checkpoints.
     """
     runs = workspace.mart("elastic_runs")
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
@@ -207,8 +207,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    These are failed network probes, and failed runs of workloads that have not changed since. A
-    failure is left out if its cause was a machine, missing data or an installation.
+    The result has failed network probes, and failed runs of workloads whose digest is unchanged. A
+    run is left out if its failure was caused by a machine, missing data or an installation. It is
+    also left out if no machine reported the failure.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -223,9 +224,10 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the inputs to estimate how much a run would improve a recommendation.
+    """Return the parts of `model` with which a campaign estimates the value of a new run.
 
-    Workloads and instance types that have changed since `model` was trained are left out.
+    The value of a run is its expected improvement of the recommendations. Workloads and instance
+    types are left out if `model` cannot predict them, or if they have changed since its training.
 
     model: the step time model in use.
     runs: all measured runs, including runs that are newer than `model`.
@@ -252,10 +254,10 @@ def _model(
 
 
 def outdating(workspace: Workspace) -> str:
-    """Return a warning if the torch version of stored runs differs from that of the EC2 image.
+    """Return a warning if stored runs and the EC2 image have different torch versions, else "".
 
-    After the first run on the image, the model no longer uses runs with other versions. Local hosts
-    need no warning, because it costs nothing to repeat their runs.
+    After the first run on the image, the model ignores all runs with other torch versions. Runs on
+    local hosts need no warning, because they cost nothing to repeat.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
@@ -292,7 +294,7 @@ def _of_today(
     A workload has changed if its digest in `workloads` differs from the digest in the frame
     "workloads".
 
-    frames: the data on which models are trained, as {name, such as "runs": frame}.
+    frames: the training data of models, as `reads.training_frames` returns it.
     workloads: the definitions in srift.toml.
     """
     digests = frames["workloads"].set_index("workload")["digest"].to_dict()
@@ -308,10 +310,12 @@ def serve_launch(
 ) -> Served:
     """Acquire one cluster, measure the runs of `launch` on it, and release it.
 
-    No machine is acquired if a cap of time or money forbids the launch, or if the data
-    of all its workloads are missing. Workloads without their data are added to `tally.lacking`.
-    After a normal return, the caller loads the machines' records from the mailbox (a folder or S3
-    prefix) into the warehouse. After an exception or Ctrl-C, this function loads them.
+    No machine is acquired if `allowance` refuses the launch, or if the data of all its runs are
+    missing. Each workload without its data is added to `tally.lacking`.
+
+    Machines write their records to the mailbox (a folder or S3 prefix). After this function
+    returns, the caller must load the records into the warehouse. If the function ends with an
+    exception or Ctrl-C, it loads the records itself.
     """
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)

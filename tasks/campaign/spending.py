@@ -56,8 +56,8 @@ def allowance(
 ) -> Allowance:
     """Return the deadline and the worst-case cost of `launch`, or the reason to refuse the launch.
 
-    On EC2, the worst case is that machines have the highest price and run until the deadline. On
-    local hosts, the worst-case cost is the estimated cost.
+    On EC2, the worst-case cost assumes that the machines run until the deadline, at the highest
+    price that AWS can charge. On local hosts, the worst-case cost is the estimated cost.
 
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
@@ -176,8 +176,9 @@ def caps_of(
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
     """Return a warning if most of the monthly dollar cap is used, else "".
 
-    Used dollars are the spent dollars and the maximum that running machines may still cost. If an
-    amount is unknown, the warning says why.
+    The used dollars are the recorded costs, plus the costs of launches that are not in the
+    warehouse yet. A running launch counts with its worst-case cost. If an amount is unknown, the
+    warning says why.
     """
     if not workspace.spends_money:
         return ""
@@ -212,18 +213,17 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
-    """Copy this month's costs to a file in SRIFT_HOME. Call this before buying machines.
+    """Copy this month's costs from the warehouse to a file in SRIFT_HOME.
 
-    The file keeps the costs if the warehouse is lost or replaced. A shared warehouse also has the
-    costs of other homes.
+    Call this function before buying machines. The file keeps the costs if the warehouse is lost or
+    replaced. If a team shares the warehouse, the costs of all its SRIFT_HOMEs are copied.
 
     stated: this month's cost in dollars, as the user states it, or None. If the recorded costs are
         lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if machines wrote to the S3 bucket this month, but no cost is recorded and
-            `stated` is None.
-        ProviderError: if the bucket or the file cannot be read.
+        ProviderError: if the bucket or the file cannot be read. Also if machines wrote to the
+            bucket this month, but no cost is recorded and `stated` is None.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
@@ -265,7 +265,8 @@ def _beside(workspace: Workspace) -> float:
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost of a launch in dollars, if its machines run until its deadline.
 
-    The higher of the prices in `lease` and `dearest` counts. Returns None if both are unknown.
+    The maximum uses the higher of two prices: the price in `lease`, and the sum of the machines'
+    prices in `dearest`. Returns None if both prices are unknown.
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}.
@@ -291,7 +292,7 @@ class Tally:
         usd: dollars spent.
         runs: number of measured or failed runs with a record from a machine.
         launches: number of launches, including refused launches.
-        by_status: {status, such as "measured": number of runs and launches with this status}.
+        by_status: {status: number of runs and launches}, such as {"measured": 3, "failed": 1}.
         notes: messages for the user.
         refused: clusters that the provider could not supply, or that had a machine with missing
             devices.
@@ -341,8 +342,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time on the clock `time.monotonic` at which `launch` must end.
 
-        This is the end of the campaign. It is earlier if the launch would spend the campaign's
-        remaining dollars before that.
+        This is the earlier of two times: the end of the campaign, and the time at which `launch`
+        has spent the campaign's remaining dollars.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:

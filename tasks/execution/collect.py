@@ -109,9 +109,10 @@ def say_all(sentences: Iterable[str]) -> None:
 
 
 def refuse_unless_swept(workspace: Workspace, now: datetime) -> None:
-    """Raise ProviderError if a region was not searched for overdue machines in the last hour.
+    """Raise ProviderError unless all configured regions were searched for overdue machines.
 
-    Call this function before buying machines.
+    The last search of a region must be at most one hour old. Call this function before buying
+    machines.
     """
     regions = workspace.provider.not_swept_since(now - SWEPT_WITHIN)
     if regions:

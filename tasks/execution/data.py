@@ -3,7 +3,7 @@
 The setting `data` is a folder on this machine or an S3 address:
 
              local hosts                                  EC2 machines
-folder       read in place                                uploaded once below data/ of [ec2] bucket
+folder       read in place                                uploaded once to the bucket of [ec2]
 S3 address   fetched once into SRIFT_HOME/data/<digest>   fetched by each machine (on_ec2/fetch.py)
 
 If the data of a workload cannot be copied, only the runs of this workload are left out.

@@ -211,11 +211,14 @@ def job_of(
 def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]:
     """Return the devices that each machine in `cluster` must have, in rank order.
 
-    A run fails on a machine without these devices. The result also has each rank's number of CPU
-    threads. It is 0, which means one thread per core, on EC2 machines without accelerators. It is 1
-    on all other machines.
+    A run fails on a machine without these devices. The field `threads` is the number of CPU
+    threads per rank:
 
-    emulated: True if EC2 machines are emulated on this computer. They may have any device.
+    - EC2 machines without accelerators: 0, which means one thread per core
+    - Local hosts, EC2 machines with accelerators and emulated EC2 machines: 1
+
+    emulated: True if EC2 machines are emulated on this computer. An emulated machine may have any
+        device.
     """
     found = []
     for member in cluster.members:

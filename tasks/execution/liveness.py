@@ -81,11 +81,11 @@ class Machines:
     def lost(self) -> AttemptEnd | None:
         """Return an AttemptEnd with the newly lost machines; None if there are none.
 
-        Newly lost machines are not in `gone` yet. A machine is lost if the provider reports its
-        end. If the provider reports no end, the machines without a recent heartbeat are lost.
+        Newly lost machines are not in `gone` yet. If the provider reports that some of them have
+        ended, the result has these machines. Otherwise, the result has the machines without a
+        recent heartbeat.
 
-        The `reason` of the result is about only one of the machines. If the provider interrupted
-        machines, it is about an interrupted machine.
+        The `reason` of the result describes a single machine, if possible an interrupted machine.
         """
         self.states = self.running.nodes()
         dead = [

@@ -114,9 +114,12 @@ class Mailbox:
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Any:
-        """Return the links between pairs of machines, as measured in `attempt`.
+        """Return the links between pairs of machines that were measured in `attempt`.
 
-        node: index of the machine with rank 0 in `attempt`, the only machine that reports them.
+        The result has the JSON form of `rank_order._Pairs`, and is not validated. It is None if
+        there is no report.
+
+        node: index of the machine with rank 0 in `attempt`. Only this machine reports links.
         """
         return self._read(node, f"armed-{attempt}.json").get("pairs")
 

@@ -42,11 +42,11 @@ class AttemptEnd:
 def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
-    The exit codes of the workers show which machine most likely caused the failure. The report of
-    this machine names the run and the reason. If this machine could not write to the mailbox, the
-    result has `how` "lost" and no `nodes`, which ends the launch.
+    The exit codes of the workers show which node most likely caused the failure. The report of that
+    node names the run and the reason. If the node could not write to the mailbox, the result has
+    `how` "lost" and no `nodes`, which ends the launch.
 
-    finished: a report from each machine, with exit codes, run id and reason.
+    finished: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
     under_way: id of the run to blame if the report names no run in `planned`.
     planned: ids of the attempt's runs.
     """
@@ -101,7 +101,9 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
 ) -> Row:
-    """Return a row about a whole launch, as if the launch were a run of the kind "launch".
+    """Return a row about a whole launch, with the columns of a row about a run.
+
+    The column `kind` is "launch".
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".

@@ -78,11 +78,13 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 def sending_order(
     reported: Any, nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
-    """Return (`nodes` in the rank order that is fastest for the runs `items`, reason).
+    """Choose the fastest rank order for the runs `items`, and return (order, reason).
 
-    An empty order means that the current order is kept.
+    The order lists `nodes` by rank. An empty order means that the current order is kept.
 
-    reported: the measured links between pairs of nodes, as the node with rank 0 reported them.
+    reported: the links between pairs of nodes, from `Mailbox.pairs`. If they are invalid, the
+        current order is kept.
+    nodes: the indices of the machines, in the current order.
     """
     try:
         sweeps = _Pairs.model_validate(reported).sweeps(nodes)

@@ -239,7 +239,8 @@ class Session:
     def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
-        An elastic run measures the cost of losing a machine. It continues with fewer machines.
+        An elastic run measures the cost of losing a machine. The loss does not end the run:
+        replacements can join it later. After _MOST_ELASTIC replacements, no more are requested.
         """
         now_unix = self.running.now_unix()
         losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
@@ -250,10 +251,13 @@ class Session:
             self._replace(node)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Remove the failed run from `remaining`, and add a row for the run to `served.rows`.
+        """Remove the failed run, and runs that can no longer be measured, from `remaining`.
 
-        Runs that need a machine without the expected devices are also removed. Runs that can share
-        one execution of torchrun are all removed after MOST_ATTEMPTS of their attempts have failed.
+        Adds a row for the failed run to `served.rows`, unless the run has a record. These runs are
+        also removed:
+
+        - Runs that need a machine in `ended.nodes` (the machines without the expected devices).
+        - All runs with this attempt's `_process_key`, after MOST_ATTEMPTS failed attempts with it.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -499,7 +503,10 @@ class _Attempt:
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
-    """Return an AttemptEnd that says how the exception `error` stopped a launch."""
+    """Return an AttemptEnd that says how the exception `error` stopped a launch.
+
+    mailbox: the folder that the message names if `error` is an OSError.
+    """
     stopped, kind = not isinstance(error, Exception), type(error).__name__
     reason = str(error) or kind
     if isinstance(error, OSError):

@@ -180,7 +180,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
 
 
 def current_offers(workspace: Workspace) -> list[Offer]:
-    """Return the newest offers in the warehouse, at the prices that this installation pays.
+    """Return the newest offers in the warehouse, with the account's own prices and discounts.
 
     Offers of instance types without a definition in the warehouse are left out.
     """

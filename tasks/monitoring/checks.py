@@ -151,7 +151,7 @@ def judge_promises(
 def ledger_sentence(summary: Row) -> str:
     """Return a sentence that compares published choices with later measurements.
 
-    summary: statistics of the comparisons, as {name: value}. If it is {}, the result is "".
+    summary: the result of `warehouse.export.ledger_summary`. If it is {}, the result is "".
     """
     if not summary:
         return ""

@@ -83,7 +83,7 @@ class Campaign(_Section):
     """The section [campaign]: limits for the measurements of one refresh.
 
     elastic_runs: if True, a refresh also stops a local machine during a run, to measure the
-    training time that is lost.
+        training time that is lost.
     """
 
     max_usd: float = Field(default=1.0, ge=0)
@@ -99,7 +99,7 @@ class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
     overshoot_price: penalty for each 1 % over the deadline or budget. Its unit is percent of the
-    dollars or hours that the goal minimizes.
+        dollars or hours that the goal minimizes.
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
@@ -145,17 +145,17 @@ class WorkloadSettings(_Section):
 
     global_batch: the smallest and the largest permitted value, or the only permitted value.
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
-    None means that the workload has only imported measurements.
+        None means that the workload has only imported measurements.
     precisions, strategies, switches: the options from which the planner can choose. An entry of
-    `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
-    with "+".
+        `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
+        with "+".
     data: a folder or `s3://bucket/prefix`. The entrypoint's argument `data` is the folder on the
-    training machine.
+        training machine.
     follow_links: if True, symbolic links in the folder `data` are allowed to lead out of it.
     allow_builds: if True, pip may build requirements from source on this computer. A build runs the
-    code of the requirement.
+        code of the requirement.
     transformer: the network's shape, as the path of a Hugging Face `config.json` or a table with
-    its keys.
+        its keys.
     sequence: number of tokens in a sample.
     """
 

@@ -9,10 +9,10 @@ from .settings import Settings
 
 
 def open_warehouse(settings: Settings, *, wait_s: float | None = None) -> Warehouse:
-    """Return the team's warehouse if [shared] of srift.toml names a host, else a warehouse file.
+    """Return the team's warehouse if [shared] names a host, else the warehouse in SRIFT_HOME.
 
     wait_s: maximum seconds to wait while another process uses the warehouse. None means the default
-    of `SharedWarehouse` or `Warehouse`.
+        of `SharedWarehouse` or `Warehouse`.
     """
     path, shared = settings.home / "warehouse.duckdb", settings.shared
     patience: dict[str, Any] = {} if wait_s is None else {"wait_s": wait_s}

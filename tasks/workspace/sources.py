@@ -153,14 +153,17 @@ def folder_source(
 
 
 def file_source(root: Path, name: str, requirements: str, without: Collection[Path] = ()) -> Source:
-    """Return the code in the single file `name` of the folder `root`.
+    """Return the code of a workload that is a single file `name` in the folder `root`.
 
     requirements: name of the requirements file in `root`; empty if there is none.
     without: resolved paths of files and folders to which links must not lead.
+
     Raises SourceRefused in these cases:
 
-    - A file is missing, or is a link that leads out of `root` or to a skipped file.
-    - `requirements` is given, and a file is too large or would shadow Srift's package `node`.
+    - The code file or the requirements file is missing.
+    - A file is a link that leads out of `root`, to a hidden file or to a path in `without`.
+    - A requirements file is given, and the files are too large, or a file would shadow Srift's
+      package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -181,7 +184,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
     """Return the files to send as {name: path}, and the names of symbolic links that are not sent.
 
     Hidden files, Python environments, compiled code and the paths in `without` are skipped. A
-    symbolic link is not sent if it leads to a folder, out of `root`, or to a skipped file.
+    symbolic link is not sent if it leads to a folder, out of `root`, to a hidden file, or to a path
+    in `without`.
     """
     found: dict[str, Path] = {}
     left_out: list[str] = []
@@ -200,9 +204,10 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
 
 
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
-    """Return True if `path` is a link that leads to a folder, out of `root`, or to a skipped file.
+    """Return True if `path` is a symbolic link that must not be sent to machines.
 
-    Hidden files and the paths in `without` are skipped. A path through a linked folder is a link.
+    Such a link leads to a folder, out of `root`, to a hidden file, or to or below a path in
+    `without`. A file inside a linked folder also counts as a link.
     """
     target = path.resolve()
     hidden = "/." in str(target).removeprefix(str(root))

@@ -153,10 +153,11 @@ def refresh_command(provider: str, max_usd: str) -> str:
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raise SettingsError if a dollar cap or an S3 bucket is missing, or the cap is not valid.
+    """Raise SettingsError if a required dollar cap or S3 bucket is missing, or a cap is invalid.
 
-    Machines that cost money require a cap and, if the cap is above 0, a bucket. A negative or
-    infinite cap is always an error.
+    Machines that cost money require a cap. If the cap is above 0, they also require a bucket. A
+    negative or infinite cap is always an error.
+
     max_usd: the cap in dollars; None if the user gave no cap.
     """
     if max_usd is not None and not 0 <= max_usd < float("inf"):
