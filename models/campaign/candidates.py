@@ -31,8 +31,8 @@ _LEAST_PROFILED = 3  # batch sizes needed to fit seconds of one device as a line
 class Costs:
     """The assumed time costs of launches and runs, in seconds (not dollars).
 
-    The durations of planned launches and runs are estimated from these numbers. `steps` is the
-    number of steps of a training run. The defaults are for local hosts.
+    The durations of planned launches and runs are estimated from these numbers. The defaults are
+    for local hosts.
     """
 
     launch_s: float = 12.0  # start of a launch: machines, agents, torchrun, importing torch
@@ -68,8 +68,8 @@ class PlannedRun:
         members: the instance type of each machine of the run, in rank order.
         nodes: the indices of these machines among the machines of the launch.
         devices: the number of devices used on each machine; empty means one on each machine.
-        batches: for each machine, the samples per device. A profile has the batch sizes to time
-            instead.
+        batches: for a profile, the batch sizes to time. For all other kinds, the samples per device
+            on each machine.
         message_bytes: the message sizes of a probe (a sweep of all-reduces).
         est_s: the estimated duration in seconds.
         reason: a text for the user that says why the run is planned.

@@ -5,12 +5,12 @@ expected log step time of setup c:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
-Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most.
-Regret is the loss of the chosen setup minus the lowest loss of all setups.
+Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most. If
+no single run lowers regret enough, the pilot is the run that changes expected log step times most.
 
-`planner/choice_rule.py` defines the loss. There, a goal with a required probability of keeping its
-limit has no penalty for exceeding the limit. In this module, the loss includes the penalty for
-every goal. A limit is a deadline or a budget.
+Regret is the loss of the chosen setup minus the lowest loss of all setups. `choice_rule.losses`
+determines the chosen setup. The loss in the regret is `choice_rule.weighed`: the log objective plus
+a penalty for exceeding the goal's limit (a deadline or a budget).
 """
 
 from collections.abc import Iterator, Sequence

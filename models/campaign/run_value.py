@@ -14,9 +14,10 @@ run has four features:
 - its workload, mode, number of machines and number of instance types
 - its workload, mode, global batch and number of accumulation steps
 
-Planned runs lower the value of similar runs. While a launch is planned, a run's value falls by the
-share of its information that the planned runs already provide. After each planned launch, the
-values are computed again.
+Planned runs lower the value of similar runs. If the model can predict two runs of a workload, the
+planning of the first run multiplies the value of the second run by 1 - rho^2. rho is the
+correlation of the log step times that the two runs will measure. After each planned launch, the
+decreases of regret are computed again.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Past:
 
     - `runs`, `profiles`, `probes`, `failures`: rows of the warehouse's marts, or empty frames.
     - `stale_before`: training runs that were measured before this time are ignored.
-    - `drifting`: {instance type: time} for the types that drift. Training runs on such a type that
-      were measured before its time are ignored.
+    - `drifting`: {instance type that drifts: time of the newest run that was tested for drift}.
+      Training runs on the instance type up to this time are ignored.
 
     An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
@@ -87,8 +88,8 @@ class WorkloadValues(NamedTuple):
     def after(self, run: PlannedRun) -> WorkloadValues:
         """Return the values of all runs after `run` has been planned.
 
-        The value of `run` becomes 0. The value of each other run falls by the share of its
-        information that `run` already provides: the squared correlation of the two runs.
+        The value of `run` becomes 0. The value of each other run is multiplied by 1 - rho^2. rho is
+        the correlation of the log step times that the two runs will measure.
         """
         place = self.places[run]
         alike = (self.belief.mean_shift([place])[0] / self.belief.outcome_sd) ** 2
@@ -237,7 +238,8 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     - profile: the workload, the mode and the instance type
     - other kinds: the instance types of the machines
 
-    devices: {instance type: number of devices}. A row without a layout uses all devices.
+    devices: {instance type: number of devices}. It is used if `layout`, the devices used on each
+        machine (such as `4+4+2`), is missing in a row.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":

@@ -1,11 +1,13 @@
 """Plan the launches of a campaign: which clusters to buy next, and which runs to measure on them.
 
 A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
-launch acquires a cluster and measures several runs on it. `run_value.py` defines the value of a
-run. The next launch is always the launch with the most value for the share of the caps that it
-uses. Profiles have a high value, so the first launches profile every workload on every instance
-type. Runs are added to a launch until the next run would lower the launch's value per second.
-Planning stops when no run with a value above 0 fits the caps.
+launch acquires a cluster and measures several runs on it. Training runs are added to a launch until
+the next run would lower their value per second. `run_value.py` defines the value of a training run.
+
+The next launch is the launch with the highest ratio of value to cost. The value is the sum over the
+launch's runs. The cost is a share of the remaining dollars or of the remaining seconds, whichever
+share is larger. Profiles have a high value, so the first launches profile every workload on every
+instance type. Planning stops when no run with a value above 0 fits the caps.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class CampaignLimits:
     def after(self, *launches: PlannedLaunch) -> CampaignLimits:
         """Return the limits with the dollars and seconds that remain after `launches`.
 
-        An exceeded cap becomes negative.
+        If the launches exceed a cap, the remaining amount is negative.
         """
         return replace(
             self,
@@ -285,8 +287,8 @@ def _next_launch(
 ) -> tuple[Cluster, list[PlannedRun]] | None:
     """Return the best next launch: the cluster to acquire, and the runs to measure on it.
 
-    The best launch has the most value for the share of the caps that it uses. Returns None if no
-    run that fits the caps has a value above 0.
+    The best launch has the highest ratio of value to cost. The docstring of the module defines
+    value and cost. Returns None if no run that fits the caps has a value above 0.
 
     clusters: the clusters to choose from.
     runs, profiles: the training runs and the profile runs to choose from.

@@ -7,12 +7,13 @@ mean log step time of every other setup c:
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
 z is a standard normal variable: the measured log step time of r, minus its mean, in standard
-deviations. `planner/choice_rule.py` defines the choice and its loss. There, a goal with a required
-probability of keeping its limit has no penalty for exceeding the limit. In this module, the loss
-includes the penalty for every goal. A limit is a deadline or a budget.
+deviations. `choice_rule.losses` determines the choice. The loss in value(r) is
+`choice_rule.weighed`: the log objective plus a penalty for exceeding the goal's limit (a deadline
+or a budget).
 
-Regret is the loss of the choice minus the loss of the unknown best setup. A run decreases regret
-and loss by the same amount (Frazier, Powell and Dayanik 2009).
+Regret is the loss of the choice minus the loss of the best setup. The best setup is unknown, but it
+does not depend on r. Therefore, r decreases the expected regret and the expected loss by the same
+amount (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations

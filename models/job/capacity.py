@@ -68,8 +68,8 @@ def gang_startup(
 ) -> tuple[FloatArray, FloatArray]:
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
-    The start-up of a cluster takes as long as that of its slowest pool. A pool is an instance type
-    in a market and zone.
+    A pool is an instance type in a market and zone. The start-up of a cluster is assumed to take as
+    long as the start-up of its slowest pool, which is the pool with the highest median.
 
     model: the fitted start-up seconds (see `fit_startup`).
     counts: a (clusters, pools) array with the number of machines from each pool.

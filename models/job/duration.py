@@ -98,10 +98,10 @@ def interruptions(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the expected number of interruptions, and the chance of at least one interruption.
 
-    Both results are (clusters,) arrays. The chance is 1 - E[exp(-hazard x hours)], where the hours
-    are those of training steps and checkpoints. The hazard (interruptions per hour) is random. It
-    is the estimated hazard times two Gamma variables of mean 1: for the uncertainty of the
-    estimate, and for bunches of interruptions.
+    Both results are (clusters,) arrays. The chance is 1 - E[exp(-hazard x hours)]. `hours` is the
+    duration of training steps and checkpoints. `hazard` (interruptions per hour) is the product of
+    the estimated hazard and two Gamma variables of mean 1. The first Gamma variable is for the
+    uncertainty of the estimate, and the second is for bunches of interruptions.
 
     work_hours: (clusters,) hours of training steps.
     """
@@ -131,7 +131,7 @@ def drawn_hours(
     All clusters use the same uniform draws, so their results differ only because of the arguments.
 
     work_hours: (clusters, draws) drawn hours of training steps.
-    expected_work_hours: (clusters,) their expectation.
+    expected_work_hours: (clusters,) expected hours of training steps.
     """
     job = _job(work_hours, conditions)
     number, loss, shock, launch, doubted, disk = _strata(len(job.work), seed)
@@ -193,8 +193,8 @@ def _rate(
     doubted: (draws, 1) uniform draws for the uncertainty of the estimated rate.
     shock: (draws, 1) uniform draws for the variation of the true rate over days and weeks.
     work_hours: the expected hours of training steps.
-    repeats: an additional relative variance, because the piece of work between two checkpoints is
-        repeated until it succeeds. It is 1 / (number of pieces), or 0 to ignore repetitions.
+    repeats: 1 / (number of pieces between checkpoints). It adds variance to the result, because
+        each piece is repeated until it succeeds. 0 means that no variance is added.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + repeats) - 1

@@ -1,14 +1,14 @@
 """Measure the model's errors and interval coverage on setups that it was not fitted to.
 
 A split divides the runs into groups. For each group of each split, a model is fitted without the
-group's runs and then predicts them. There are three splits. A group of each is:
+group's runs and then predicts them. There are three splits, with these groups:
 
     workload       all runs of a workload and mode on several machines
     cluster_size   all runs on clusters with the same number of instances
     setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
-The split `workload` has at most eight groups. If there are more combinations of workload and mode,
-they are merged at random into eight groups.
+In the split `workload`, more than eight combinations of workload and mode are merged at random into
+eight groups.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.
@@ -191,9 +191,9 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
 def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     """Return predictions for the runs whose workload and instance types `model` knows.
 
-    A workload or instance type is unknown if its definition has changed since training. Runs that
-    the model was trained on are included; their errors are smaller. The result has the columns row,
-    run_id, setup, measured_s, step_s, step_low_s and step_high_s, which `fitted` describes.
+    `known_of` defines which workloads and instance types are known. The runs that the model was
+    trained on are included, and their errors are smaller. The result has the columns row, run_id,
+    setup, measured_s, step_s, step_low_s and step_high_s, which `fitted` describes.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)

@@ -44,11 +44,14 @@ def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Row]:
     """Decide which groups of runs drift, and return a row of the table raw_drift for each group.
 
-    A group is the runs on one instance type in one zone. The p-value of a group is the probability
-    that at least as many of its runs would be outside their intervals without drift. The group with
-    the smallest p-value drifts if the p-value times the number of tested groups is at most 5 %. The
-    runs of this group are then removed, and the remaining groups are tested again. A run on several
-    instance types therefore indicates drift of only one type.
+    A group is the runs on one instance type in one zone. A run on several instance types belongs to
+    several groups. The p-value of a group is the probability that at least as many of its runs
+    would be outside their intervals without drift.
+
+    The group with the smallest p-value drifts if the p-value times the number of tested groups is
+    at most 5 %. The runs of this group are then removed from all groups, so that a run indicates
+    drift of only one type. The remaining groups are tested again. A group without remaining runs
+    has no row.
 
     A drift that was found earlier continues while at least half of the group's recent runs are
     outside their intervals. The start of the drift does not change.
@@ -89,7 +92,8 @@ def _measures(runs: pd.DataFrame) -> Row:
 
     - `outside`: the number of these runs
     - `since`: the time of the earliest of these runs
-    - `direction`: "slower" or "faster" than predicted, "either way" or "none" (no such runs)
+    - `direction`: "slower" if at least two thirds of these runs are slower than predicted, "faster"
+      if at least two thirds are faster, else "either way"; "none" if there are no such runs
     - `chance`: the probability that at least as many runs would lie outside without drift
     """
     above = runs["measured_s"] > runs["step_high_s"]

@@ -9,9 +9,9 @@ The first of these causes that applies is named:
     input     making batches takes at least a third of the step
     compute   in all other cases: all machines compute more slowly than predicted
 
-An excess is a measured value minus the predicted value. For communication, the values are the
-seconds of a step in which ranks wait for communication and do not compute: `sync_s` if measured,
-and `exposed_communication_s` if predicted.
+An excess is a measured value minus the predicted value. Communication is the seconds of a step in
+which ranks wait for communication and do not compute. The measured value is `sync_s`, and the
+predicted value is `exposed_communication_s`.
 
 The reference computation is always the same, and runs before and after the steps. Its duration
 shows how fast the machine is. In data-parallel training, the steps of all ranks end at the same

@@ -69,8 +69,10 @@ def split_groups(
         result     the samples per device, summed over the machines of the type
 
     For example, a result of 7 for three machines means 3, 2 and 2 samples per device. The result is
-    0 for all types of a cluster if its devices cannot share the samples. `equal` is True if the
-    caller uses only splits with equal batches; `_even_out` is then skipped.
+    0 for all types of a cluster if its devices cannot share the samples.
+
+    equal: True if the caller keeps only splits with the same batch on every device. `_even_out` is
+        then skipped.
     """
     present = count > 0
     weight = count * devices / k
@@ -111,14 +113,14 @@ def _even_out(
 ) -> None:
     """Move samples from small to large machines, as long as this shortens the step.
 
-    A small machine has few devices, and a large machine has a multiple of this number. If the last
-    samples are too few for all devices of a large machine, `split_groups` gives them to small
-    machines. A move gives one sample to each device of a large machine, and takes these samples
-    from small machines.
+    `split_groups` hands out one sample per device of a machine at a time. If fewer samples are left
+    than a large machine has devices, small machines get them and may become the slowest. A move
+    takes samples from small machines, and gives one sample to each device of a large machine. A
+    large machine has a multiple of the devices of a small machine.
 
     samples: (clusters, types) the split, changed in place: samples per device, summed over the
         machines of the type.
-    rows: the positions of the clusters that can change.
+    rows: the positions of the clusters to change.
     a, k, count, devices: see `split_groups`.
     """
     for giver, taker in permutations(range(samples.shape[1]), 2):
@@ -203,7 +205,7 @@ class BatchSplits:
         """Return the batch splits at positions `rows` as input of the step-time model.
 
         The arrays have two columns for each instance type, because samples do not always divide
-        evenly. Devices of machines in one column get one sample more than those in the other.
+        evenly. In the first column, each device gets one sample more than in the second column.
         """
         kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
@@ -260,9 +262,10 @@ def splits_of(
 ) -> BatchSplits:
     """Return all batch splits of each cluster in each mode of the workload.
 
-    Every device gets at least one sample in a micro-step, and the samples fit in its memory. The
-    numbers of accumulation steps are the divisors of the global batch in ACCUMULATION_STEPS. If the
-    batch does not fit in memory without accumulation, the smallest divisor that fits is used, too.
+    Every device gets at least one sample in a micro-step, and the samples fit in its memory. There
+    are splits with 1, 2 and 4 accumulation steps (ACCUMULATION_STEPS), if these numbers divide the
+    global batch. If the batch needs accumulation to fit in memory, there is also a split with the
+    smallest divisor of the batch that is enough, such as 3 or 8.
 
     Args:
         workload: the workload with its allowed modes.

@@ -4,7 +4,7 @@ The campaign, the choice of pilot runs and the regret ledger use the same rule.
 
 - `objective`: the quantity to minimise, dollars or hours
 - `used`: the quantity that has a limit, hours or dollars. It is uncertain, because step times,
-  start-up and interruptions are.
+  start-up and interruptions are uncertain.
 - `p_required`: the required probability of keeping the limit
 
 If the goal states a `p_required`:

@@ -22,8 +22,9 @@ below `allowed`. There is no verdict in these cases:
   (LEAST_WINDOWS).
 - DDP diverged.
 - The difference between `loss` and `allowed` is not significant (one-sided, 95 %).
-- DDP learns too little: the decrease `first - dense` is not above the spread of its last losses.
-  The spread is the largest minus the smallest mean loss of a seed in the last four windows.
+- DDP learns too little: the decrease `first - dense` is not above the spread of DDP's last losses.
+  Each seed has a mean loss over the last four windows. The spread is the largest of these means
+  minus the smallest.
 """
 
 from collections.abc import Sequence

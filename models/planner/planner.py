@@ -6,7 +6,8 @@ Planning has three stages, each with fewer candidates:
 2. The model predicts the step times of the best 2,000 candidates (LOOKED).
 3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most 400 candidates, every candidate reaches the last stage.
+If there are at most 400 candidates, all of them reach the last stage, except candidates whose
+strategy must be faster than DDP but is not (compression.py).
 """
 
 import math
@@ -178,11 +179,11 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the candidates, and the positions of the best 2,000 (LOOKED) that can be launched.
+    """Return the remaining candidates, and the positions of the best 2,000 (LOOKED) among them.
 
-    `supply.fits` checks if a cluster can be launched. The check is slow, so only the clusters of
-    the best candidates are checked. Candidates that fail the check are dropped, and the best
-    candidates are selected again, until all of them pass.
+    The best 2,000 can all be launched. `supply.fits` checks if a cluster can be launched. The check
+    is slow, so only the clusters of the best candidates are checked. Candidates whose cluster fails
+    the check are dropped, and the best candidates are selected again, until all of them pass.
 
     found: all candidates, with hours and dollars that the step-time formula estimates.
     """
@@ -206,18 +207,18 @@ def _that_fit(
 def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
     """Return the positions of about `count` candidates to look at more closely.
 
-    They are candidates that could be chosen, or that an explanation of the choice needs. If at most
-    `count` candidates have finite hours, all of these are returned. If there are more, the
-    candidates that satisfy one of these criteria are returned:
+    If at most `count` candidates have finite hours, all of these candidates are returned. If there
+    are more, the result has the following candidates:
 
-    - They are nearest to the Pareto frontier of hours and dollars.
-    - They have the lowest loss for a goal. The uncertainty of hours and dollars is not known yet,
-      so the loss is computed for each of the values in _SPREADS.
-    - They are near misses of a goal with a limit: they exceed the limit, but their objective is
-      better than that of every candidate that keeps it. Explanations mention them.
-    - They are the best candidate of a kind of device for a goal.
+    - the candidates that are nearest to the Pareto frontier of hours and dollars
+    - for each goal, the candidates with the lowest loss. The loss depends on the standard deviation
+      of log hours and log dollars, which is not known yet. Therefore, each value in _SPREADS is
+      assumed in turn.
+    - for each goal with a limit, the near misses, which explanations mention. A near miss exceeds
+      the limit, but has a better objective than every candidate that keeps the limit.
+    - for each goal and kind of device, the best candidate
 
-    Each criterion except the last takes at most two candidates with the same cluster and mode.
+    Each item except the last has at most two candidates with the same cluster and mode.
     """
     by = {name: found.column(name) for name in ("hours", "usd")}
     usable = np.flatnonzero(np.isfinite(by["hours"]))
@@ -274,7 +275,8 @@ def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
 def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
     """Return the positions of the rows on the Pareto frontier, sorted by hours.
 
-    No other row is better than such a row in both hours and dollars.
+    A row is not on the frontier if another row is at least as good in both hours and dollars. Of
+    equal rows, one is returned. Rows whose hours or dollars are not finite are left out.
     """
     order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
     order = order[np.argsort(hours[order])]

@@ -80,7 +80,7 @@ def recommend(
     1. the cluster with the lowest loss, with the status "recommended"
     2. the clusters with the next lowest losses
     3. near misses: clusters with a better objective than rank 1 that miss the goal's limit
-    4. the best cluster of each kind of device that has no row so far
+    4. for each kind of device that items 1 to 3 lack, the best cluster with this device
 
     The first three groups have at most `top` rows together. Rows after rank 1 have the status
     "misses_constraint" if they miss the limit, and "alternative" if they keep the limit.

@@ -18,13 +18,15 @@ O and P follow from measurements of T(1) and T(m), where m is the largest measur
 
     O = (m T(m) - T(1)) / (m - 1),   P = T(1) - O
 
-If a global batch was not measured, its step time is the sum of k micro-steps with b samples per
-unit. Let C be the measured step time with b samples on one unit. Let D be the measured step time
-with b samples per unit on several units. D includes the exchange of gradients, which takes place
-only in the last micro-step:
+If no run measured a global batch, its step time is estimated from steps with a smaller batch. A
+step is assumed to consist of k micro-steps with b samples per unit:
 
     on one unit        k C
     on several units   (k - 1) C + D
+
+C is the measured time of a step with b samples on one unit. D is the measured time of a step on
+several units with b samples per unit. D includes the exchange of gradients. This exchange takes
+place only in the last micro-step.
 """
 
 from __future__ import annotations
@@ -103,8 +105,8 @@ class Scale(NamedTuple):
     A unit is a machine, or a device of one machine.
 
     - `devices_each`: the number of devices used on each machine; 0 if a unit is a device
-    - `steps[size, micro_batch, accumulation_steps]`: the step time in seconds on `size` units
-    - `micro_batch`: the number of samples of one unit in a micro-step
+    - `steps`: {(size, micro batch, accumulation steps): step time in seconds}. The size is the
+      number of units. The micro batch is the number of samples of one unit in a micro-step.
     """
 
     mode: Mode
@@ -169,7 +171,8 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     Runs on unequal machines are left out, and so are runs in modes that need several devices. If no
     run measured a batch on a single device, a profile provides the step time of this batch.
 
-    devices: {instance type: number of devices}. A run without a layout uses all devices.
+    devices: {instance type: number of devices}. It is used if `layout`, the devices used on each
+        machine (such as `4+4+2`), is missing in a run.
     """
     # Step times by mode, instance type and devices_each, and by the keys of `Scale.steps`.
     measured: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -261,8 +264,8 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The column `by_rule` is
     the efficiency that a ScalingRule predicts for the size of the row. The rule is fitted to two
-    smaller sizes: 1, and the largest size below the row's. `by_rule` is None if there are no two
-    smaller sizes.
+    smaller sizes: 1 unit, and the next smaller size in `sizes`. `by_rule` is None if `sizes` does
+    not have two smaller sizes.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -300,16 +303,19 @@ def _hiding(
 ) -> Row:
     """Return columns that show if the backward pass can hide the exchange of gradients.
 
-    The numbers are for the largest cluster in `sizes`. The column `needed_gbps` is the minimum
-    bandwidth that hides the exchange. It is None if there is no time to hide it. The column
-    `servers` is the required number of parameter servers. It is None if the bandwidth is unknown.
+    The numbers are for the largest cluster in `sizes`. Two columns can be None:
+
+    - `needed_gbps`: the minimum bandwidth that hides the exchange; None if `backward` is 0
+    - `servers`: the required number of parameter servers; None if the machine's bandwidth is
+      unknown
 
     Args:
         sizes: {number of machines: seconds per step}.
         devices_each: the number of devices used on each machine.
         gradient_bytes: bytes of all gradients.
         machine: the instance type of the clusters.
-        backward: the share of the compute seconds during which gradients can be sent.
+        backward: the share of the compute seconds from the first ready gradients to the end of the
+            backward pass. Only this part of the computation can hide the exchange.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
