@@ -105,7 +105,10 @@ class Offer:
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the higher of `usd_per_hour` and the public price, because a discount may end."""
+        """Return the higher of `usd_per_hour` and the public price; None if both are unknown.
+
+        The public price counts because the account's discount may end.
+        """
         known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
         return max(known, default=None)
 
@@ -134,7 +137,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of one training job: an offer for each machine, by torchrun's node rank."""
+    """The machines of one training job.
+
+    `members` has an offer for each machine, in the order of torchrun's node ranks.
+    """
 
     members: tuple[Offer, ...]
 

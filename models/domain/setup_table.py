@@ -117,11 +117,11 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 
 
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
-    """Return {key of a setup (see `setup_key`): number of its measurements}.
+    """Count the measurements of each setup, as {key of the setup (see `setup_key`): count}.
 
-    A row of `runs` counts as one measurement. If `runs` has a column `runs`, this column has the
-    number of measurements of each row. `types` has the instance types of the clusters. In rows
-    without a layout, all devices of a type are used.
+    types: the instance types of the clusters. A row without a layout uses all devices of a type.
+    runs: a frame of measurements. Its optional column `runs` has the number of measurements that
+        each row pools. Without this column, each row counts once.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

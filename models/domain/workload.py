@@ -72,7 +72,7 @@ class Mode(NamedTuple):
 
     @property
     def combined(self) -> bool:
-        """True if Adasum replaces the average of gradients or updates."""
+        """True for Adasum, which combines gradients or weight changes without averaging them."""
         return self.strategy in COMBINED
 
     @property
@@ -264,9 +264,10 @@ class Workload:
 
 
 def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
-    """Return the shape (rows, columns, depth) of the grid of devices for tensor parallelism.
+    """Return the shape (rows, columns, depth) of the device grid of a tensor-parallel strategy.
 
-    Returns None if `ranks` devices cannot form the grid that `strategy` needs.
+    For example, `tensor-2d` on 4 ranks gives (2, 2, 1). Returns None if `ranks` devices cannot form
+    a grid for the strategy.
     """
     if strategy == TENSOR_1D:
         return (1, ranks, 1) if ranks > 1 else None

@@ -3,34 +3,36 @@
 Measured runs correct the estimates. There are M machines with n devices each, and P ranks in total.
 The gradients have d values of 4 bytes.
 
-    mstopk     A device selects the fraction p of its d / n values. It sends (M - 1) 8 p d / n bytes
-               to other machines [Shi et al. 2021].
-    dense      A hierarchical all-reduce, for comparison: a device sends 2 (M - 1) / M 4 d / n
-               bytes.
+    mstopk     A device selects the fraction p of its d/n values. It sends (M-1) * 8 p d/n bytes to
+               other machines [Shi et al. 2021].
+    dense      A hierarchical all-reduce, for comparison: a device sends 2 (M-1)/M * 4 d/n bytes.
     powersgd   A rank sends r (rows + columns) values of each rows x columns matrix [Vogels et al.
                2019]. r is the rank of the factors.
-    adasum     Each of P = 2^m ranks sends 2 (P - 1) / P 4 d bytes. The ranks of one machine halve
-               vectors first, so that a machine sends 2 (M - 1) / M 4 d bytes to other machines. Dot
-               products are neglected [D].
-    servers    There are S parameter servers, at most one per machine. Each receives (P - n) / S
-               times 4 d bytes from other machines. Then it sends as much back. No machine sends or
-               receives more in either phase [D].
+    adasum     P is a power of two. A rank sends 2 (P-1)/P * 4 d bytes. It exchanges with ranks of
+               its own machine first. Therefore, a machine sends only 2 (M-1)/M * 4 d bytes to other
+               machines. The bytes of dot products are neglected [D].
+    servers    There are S parameter servers, at most one per machine. In a first phase, a server
+               receives (P-n)/S * 4 d bytes from other machines. In a second phase, it sends as many
+               bytes back. No machine sends or receives more bytes in a phase [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
-The samples of all ranks together have S rows. The inputs of the layer have |X| = S K elements, its
-outputs |Y| = S N, and its weights |W| = K N. In a step, each rank sends these numbers of elements
+In a step, the samples of all ranks together have S rows. The inputs of the layer have |X| = S K
+elements, its outputs |Y| = S N, and its weights |W| = K N. A rank sends these numbers of elements
 for the layer:
 
-    tensor-2d, tensor-2.5d   on a grid of q x q x z ranks: (q - 1) / q^2 (|X| / z + |W|) in the
-                             forward pass, as many for the gradients of X, as many for the
-                             gradients of W, and 2 (z - 1) / z |W| / q^2 to sum the gradients of W
-                             over the depth z [D]
-    tensor-1d                2 (P - 1) / P |X| for the first layer of a pair and 2 (P - 1) / P |Y|
-                             for the second, forward and backward together [Shoeybi et al. 2019]
+    tensor-2d, tensor-2.5d, on a grid of q x q x z ranks [D]:
+        forward pass                   (q-1)/q^2 * (|X|/z + |W|)
+        gradients of X                 (q-1)/q^2 * (|X|/z + |W|)
+        gradients of W                 (q-1)/q^2 * (|X|/z + |W|)
+        sum of the gradients of W      2 (z-1)/z * |W|/q^2
+    tensor-1d, for the forward and the backward pass together [Shoeybi et al. 2019]:
+        first layer of a pair          2 (P-1)/P * |X|
+        second layer of a pair         2 (P-1)/P * |Y|
 
-Ranks are numbered along the rows of the grid, one row after another. Only exchanges with ranks on
-other machines use the network. Exchanges for biases and LayerNorms are neglected. Some consecutive
-layers are split as a group. Exchanges before and after such a group are neglected, too [D].
+The terms (q-1)/q^2 * |W| count once per micro-step. Ranks are numbered along the rows of the grid,
+one row after another. Only exchanges with ranks on other machines use the network. Exchanges for
+biases and LayerNorms are neglected. Consecutive layers can be split as a group. Exchanges before
+the first layer and after the last layer of a group are neglected [D].
 
 [D] marks numbers that were derived for Srift and are in no paper.
 """
@@ -115,8 +117,8 @@ class Volumes(NamedTuple):
 
     - `weights`: the weights of all these layers
     - `inputs`: the inputs of all these layers for one sample
-    - `pairs`: tensor-1d splits layers in pairs. A pair counts with the inputs of its first layer
-      plus the outputs of its second layer, for one sample.
+    - `pairs`: the inputs of the first layer plus the outputs of the second layer, summed over all
+      pairs of layers, for one sample. Only tensor-1d splits layers in pairs.
     """
 
     weights: float = 0.0

@@ -4,10 +4,12 @@ Every machine runs a reference computation around each measurement (node/referen
 computation is always the same, so its duration (the reference seconds) shows how fast the machine
 is. If most runs have reference seconds, all measured seconds are corrected to nominal speed:
 
-    nominal seconds = seconds / slowness^beta
     slowness        = geometric mean of (reference seconds / usual) over the machines of a run
-    beta            ~ N(reliability, 0.5^2) as a prior, which repeated runs of a setup update
+    nominal seconds = seconds / slowness^beta
+    prior of beta   = N(reliability, 0.5^2)
     reliability     = 1 - noise^2 / variance
+
+Repeated runs of the same setups update beta.
 
 - `usual`: the median reference seconds of the machine's instance type in the warehouse
 - `variance`: the variance of log slowness over all runs
@@ -100,9 +102,10 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
 def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
-    The docstring of the module describes the correction. The runs get a column `speed_sd`: how much
-    log seconds vary because the speed of machines varies (standard deviation). The data is returned
-    unchanged if it was corrected before, or if at most half of the runs have reference seconds.
+    The docstring of the module describes the correction. The runs get a column `speed_sd`: the
+    standard deviation of log step seconds that the different speeds of machines cause. The data is
+    returned unchanged if it was corrected before, or if at most half of the runs have reference
+    seconds.
     """
     if "speed_sd" in data.runs:
         return data
@@ -182,7 +185,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     The frame has the columns of a setup and these:
 
         step_s, sync_s   medians over the runs of the setup; NaN if unknown
-        runs             the number of runs, reduced if their step times differ more than usual
+        runs             the number of runs; less if their log step seconds differ more than run_sd
         kind             the kind of device
         run_sd           standard deviation of log step seconds between runs of the same setup,
                          estimated for the kind of device
@@ -244,11 +247,11 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
 
     The rows come from two sources:
 
-    - All rows of `profiles` are used.
-    - Multi-device rows of `setups` are used if their machines and batches are equal and sync_s is
-      known. The seconds are step_s - sync_s, averaged over all setups with the same instance type
-      and batch per device. A batch is left out if it was measured on a single device of the same
-      kind.
+    - Each row of `profiles` is a row of the result.
+    - A multi-device row of `setups` is used if its instance types are equal, its batches are equal,
+      and sync_s is known. Its seconds are (step_s - sync_s) / accumulation steps. Rows with the
+      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. They are
+      left out if a single device of the same kind was measured with the same batch.
 
     setups: a row for each measured setup (see `pooled`).
     profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).

@@ -1,11 +1,12 @@
 """Compute the seconds of one optimizer step in closed form, from parameters with priors.
 
 A step has s micro-steps of t seconds each. n is the number of devices, and m the number of
-machines. k is the number of devices that a machine uses. If machines differ, C uses the largest k.
-G is the bytes of all gradients.
+machines. k is the number of devices that a machine uses. If machines differ, t belongs to the
+slowest machine, and C uses the largest k. G is the bytes of all gradients.
 
     step = s t - f t + ((f t)^p + (C - L)^p)^(1/p) + L + optimizer
-    t    = max(T1(b) [1 + sigma h (T1(b) / T1(b0))^eta], H),     h = ((k - 1)/3)^q
+    t    = max(T1(b) [1 + sigma h (T1(b) / T1(b0))^eta], H)
+    h    = ((k - 1)/3)^q
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
            + alpha m (1 + G / 25 MB)
 
@@ -14,15 +15,16 @@ PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- h: the slow-down because k devices share a machine, relative to the slow-down of four devices. q
-  is between 1 and 2, because shared resources slow nothing until they run short [D].
+- h: the slow-down because k devices share a machine, in units of the slow-down of four devices. It
+  is 0 for one device. q is between 1 and 2, so h grows slowly while k is small: shared resources
+  cause no slow-down until they run short [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
   same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
-  machines (usable_gbps). R' is the rate of the slowest link inside a machine. The last term is the
-  latency of the collectives, each of which exchanges a bucket of 25 MB. A strategy may send more
-  or fewer bytes than G. Compression and Adasum add seconds of computation.
+  machines (usable_gbps). R' is the rate of the slowest link inside a machine. The term with alpha
+  is the latency of the collectives. A collective exchanges a bucket of 25 MB. A strategy may send
+  more or fewer bytes than G. Compression and Adasum add seconds of computation.
 - L: the seconds to exchange the last bucket, during which nothing is computed. L equals C if the
   backward pass waits for the exchange.
 
@@ -218,8 +220,9 @@ def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) ->
 def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
-    Below 100 Gbit/s, collectives use TCP and reach about 15 Gbit/s (7 to 27 measured on links of 50
-    Gbit/s). With RDMA, they reach 60 % of the nominal rate (measured on p4d, p5 and ND40rs).
+    Below 100 Gbit/s, collectives use TCP. They reach the nominal rate, but at most 15 Gbit/s (7 to
+    27 measured on links of 50 Gbit/s). From 100 Gbit/s, they use RDMA and reach 60 % of the nominal
+    rate (measured on p4d, p5 and ND40rs).
     """
     return np.where(nominal < RDMA_GBPS, np.minimum(nominal, 15.0), 0.6 * nominal)
 

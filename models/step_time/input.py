@@ -8,29 +8,30 @@ for storage.
 - k: the number of devices of a machine. W: the number of loader workers for each device.
 - C: the number of CPU cores of a machine, which can be below 1.
 
-`workers` are the seconds in which the workers of a device load the samples of a step. `machine` are
-the seconds of CPU time for all samples of a machine, divided by its cores:
+In T_workers seconds, the workers of a device load its samples of a step. In T_cores seconds, all
+cores of a machine load the samples of all its devices, without the waiting for storage:
 
-    workers  = s b (l / min(C, 1) + v) / W
-    machine  = s b k l / C
+    T_workers = s b (l / min(C, 1) + v) / W
+    T_cores   = s b k l / C
 
 The slowest machine of a setup determines the seconds of a step:
 
     without workers (W = 0)              step = r + s b (l / min(C, 1) + v)
-    with workers and accelerators        step = max(r, workers, machine)
-    with workers, the CPU is the device  step = max(r + min(machine, w rho r), rho r + machine,
-                                                    workers)
+    with workers and accelerators        step = max(r, T_workers, T_cores)
+    with workers, the CPU is the device  step = max(r + min(T_cores, w rho r), rho r + T_cores,
+                                                    T_workers)
 
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
-w = k / max(C, k). Workers start to load when the step starts. Therefore, loading delays compute by
-at most w rho r. The remaining samples are loaded while gradients are exchanged. A simulation of a
-CPU gives the same seconds (test_input.py). v is assumed not to change if machines share storage.
+w = k / max(C, k). Thus a worker makes compute at most 1 + w times as long. Compute takes rho r
+seconds alone, so loading delays it by at most w rho r. The remaining samples are loaded while
+gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py). v is assumed
+not to change if machines share storage.
 
 The formulas are inverted to compute r from a measured step of step_s seconds. In this step, a rank
 waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s:
 
-    CPU is the device, W > 0    r = max(x - machine, sync_s + (x - sync_s) / (1 + w))
+    CPU is the device, W > 0    r = max(x - T_cores, sync_s + (x - sync_s) / (1 + w))
     otherwise                   r = x
 
 If input_s is missing, it counts as 0.
@@ -66,21 +67,21 @@ _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; relative rounding error o
 class Wait:
     """The seconds that data loading takes in each setup. Each field is a (rows,) array.
 
-    All seconds are 0 if the workload has no data loader.
+    All seconds are 0 if no profile measured the data loader of the workload.
 
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the seconds in which the workers load the samples of a step; 0 if the loader has
-            no workers. A step takes at least these seconds. With accelerators, the number of CPU
-            cores may be the limit instead of the number of workers.
+        supply_s: the minimum seconds of a step, because the workers must load its samples; 0 if the
+            loader has no workers. In the terms of the module's docstring, the value is T_workers,
+            or max(T_workers, T_cores) with accelerators.
         beside_s: the seconds in which all CPU cores of a machine load its samples of a step. It is
             0 unless the loader has workers and the CPU is also the device.
-        crowd: the maximum seconds by which loading delays a second of compute. It is 0 unless the
-            loader has workers and the CPU is also the device.
+        crowd: the maximum delay of compute by loading, in seconds per second of compute. It is 0
+            unless the loader has workers and the CPU is also the device.
         log_sd: the standard deviation of the log of loading seconds.
-        by_workers: what would shorten a step that waits for batches: more loader workers (True) or
-            more CPU cores (False).
+        by_workers: True if more loader workers would shorten a step that waits for batches. False
+            if more CPU cores would shorten it.
     """
 
     workload: IntArray

@@ -33,11 +33,13 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return how much each linear term differs between groups of rows (prior standard deviation).
+    """Return a (linear terms,) array: prior standard deviations of terms between groups of rows.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). `level` is a field of `Parameter` and says how rows are grouped: "kind"
-    groups them by kind of device. Terms that are not in `names` get 0.
+    device (one_device.py). Terms that are not in `names` get 0.
+
+    level: a field of `Parameter` that says how rows are grouped. For example, "kind" groups rows by
+        kind of device.
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -121,8 +123,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
 
     Each term is a pair (name, array). The array has the shape (X rows, Y rows). The caller
     multiplies it by the learned variance of the name, or by 1 if the name is None. If `Y` is None,
-    the covariance is that of the rows of `X` with each other, including the noise of single-device
-    rows.
+    it is replaced by `X`, and the noise of single-device rows is a further term.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -285,11 +286,11 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return a (points,) array: the posterior mean of the curves in log T1.
+        """Return a (points,) array: posterior means of the sum of the curves.
 
-        T1 is the time that one device needs for a forward and a backward pass. The curves are
-        smooth functions of the batch and of the shape of a transformer. They are added to the
-        linear terms. `X` has the kernel inputs of each point (see `point_inputs`).
+        The curves are smooth functions of the batch and of the shape of a transformer. log T1 is
+        the sum of linear terms and curves. T1 is the time that one device needs for a forward and a
+        backward pass. `X` has the kernel inputs of each point (see `point_inputs`).
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()

@@ -5,18 +5,19 @@
     base        bytes on one device that do not depend on the batch
     beside      bytes that the strategy adds, minus the bytes that sharding saves
     working     bytes of activations and gradients
-    headroom    fraction for gaps in the allocated memory
+    headroom    fraction for gaps in the allocated memory; 0 if the workload was not profiled
     context     bytes that torch and its communication need
     a           bytes of activations of a sample
     b           number of samples that a device processes in a micro-step
     S           bytes of weights and optimizer states
     W = G       bytes of all weights, which equal the bytes of all gradients
-    W', G'      bytes of the weights and of the gradients of one group of layers
+    W', G'      bytes of the weights and of the gradients of a group of layers. FSDP and ZeRO-2
+                gather one group after another
     n           number of ranks
     c           number of columns in a grid of tensor parallelism
 
 If the workload was profiled, base and a are fitted to the profiled peaks base + max(G, a b).
-Otherwise headroom = 0, base = context + S, and a is the minimum of these estimates:
+Otherwise, base = context + S, and a is the minimum of these estimates:
 
     (memory - 2 G / n) / batch                               for each run that had enough memory
     activation bytes of the layers, and of the logits        if the workload is a transformer
@@ -38,12 +39,14 @@ In the first estimate, n is 1 without sharding, and G is 0 with offload.
     fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
     zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
 
-If a device has run the batch or a larger batch, the peak is at most the memory of the device.
+If a device has run the batch or a larger batch, the peak is at most the memory of the device. This
+bound does not apply to tensor parallelism.
 
 The weights of a group (W') stay in memory while the next group is gathered. The gradients of a
 group (G') are copied before they are summed. The backward pass frees activations while it makes
-gradients, so `working` is the maximum of activations and gradients. In micro-steps after the first,
-and without a profile, `working` is their sum.
+gradients, so `working` is the maximum of activations and gradients. If a step has several
+micro-steps, gradients stay in memory, and `working` is the sum of activations and gradients. It is
+also the sum if the workload was not profiled.
 
 Predictions are too high rather than too low. A batch that is refused without need can still run
 with gradient accumulation, but a batch that does not fit fails.
@@ -102,7 +105,8 @@ class Needs(NamedTuple):
 
     The peak is `fixed + max(sample * batch, least)` bytes, where `batch` is the number of samples
     of a device in a micro-step. `sample` is NaN if the workload is unknown. `ran` has runs that
-    fitted into memory: the peak of their batch is at most the memory of their device.
+    fitted into memory. If the batch of a run is at least `batch`, the peak is at most the memory of
+    that run's device.
     """
 
     fixed: float

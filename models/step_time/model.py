@@ -425,8 +425,8 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
 def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
     """Return a model that also predicts the unmeasured `workload` (see `all_introduced`).
 
-    Returns None if the workload's FLOPs are unknown, or if the model already has a workload with
-    the same name.
+    Returns None if the workload's FLOPs are unknown, or if the model has measurements of a workload
+    with the same name.
     """
     frame = pd.DataFrame([asdict(workload) | {"workload": workload.name}])
     found = all_introduced(model, facts_of(frame))
@@ -457,12 +457,11 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return a model that also predicts `workload` in modes that need no measurements of their own.
+    """Return a model that also predicts `workload` in some modes without measurements.
 
     The modes are those with compressed gradients, Adasum, tensor parallelism or parameter servers.
-    A mode is added only if the model already knows the seconds of one device for it. This is so if
-    it can predict another mode of the workload with the same one-device mode (`Mode.alone`). For
-    tensor parallelism, the sizes of the layers that it splits must also be known.
+    A mode is added only if the model can predict the workload in another mode with the same
+    one-device mode (`Mode.alone`). For tensor parallelism, the layer sizes must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -6,22 +6,30 @@ The mean and the effects are computed from facts. Deviations and curves are lear
 prior mean 0. The data sheet of the device gives the bandwidth (memory bandwidth in GB/s) and the
 rate (peak TFLOP/s at the precision).
 
-For a network with known FLOPs, the mean depends on log(FLOPs / rate) and on the bandwidth. The
-prior assumes that all such networks reach the same fraction of the peak rate.
+For a transformer, the mean is the log of these seconds, with FLOP/s and bytes/s as units:
 
-For a transformer, the mean is the log of a roofline:
-
-    seconds = k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s / rate + 450 bytes x L h / bandwidth]
-              + 48 bytes x tokens x vocabulary size / bandwidth
+    seconds = i (k tokens [1.05 x 6 N / rate + 1.8 x 12 L h s g / rate
+                           + 450 bytes x L h / bandwidth]
+                 + 48 bytes x tokens x vocabulary size / bandwidth)
 
     k         4/3 if activations are recomputed in the backward pass, else 1
     tokens    number of tokens in the batch
     N, L, h   number of parameters, number of layers, and width
     s         number of tokens in a sequence
+    g         max(rate / rate of an A100, 1)^0.35, because faster GPUs reach a smaller fraction of
+              their rate in attention
+    i         the ratio rate / bandwidth relative to the ratio of an A100, to the power of 0.25
 
-The last term is for reading and writing the logits of the vocabulary. In attention, GPUs with more
-TFLOP/s than an A100 reach a smaller fraction of their rate. The constants were chosen on held-out
-groups of published measurements: MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+The last term is for reading and writing the logits of the vocabulary. The constants were chosen on
+held-out groups of published measurements: MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+
+For any other network, the mean is the log of these seconds, with TFLOP/s and GB/s as units:
+
+    seconds = 0.125 F^0.8 (b / b0)^0.9 (500 / bandwidth)^0.5 (20 / rate)^0.5
+
+    b, b0     the batch and the middle batch (the median of the measured batches)
+    F         operations of a forward and a backward pass with b0 samples, divided by 10^12. If
+              they are unknown, 0.125 F^0.8 is replaced by 1
 """
 
 from dataclasses import dataclass

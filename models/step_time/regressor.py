@@ -50,8 +50,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         most_rows: the maximum number of multi-device rows from which the parameters are learned.
-            If there are more, they are chosen at random. Single-device rows are always used.
-        random_state: the seed of the random choice.
+            If there are more rows, a random sample of them is used. Single-device rows are always
+            used.
+        random_state: the seed of the random sample.
     """
 
     def __init__(self, *, most_rows: int = 700, random_state: int = 0) -> None:
@@ -135,8 +136,9 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of all single-device rows, and of at most `most_rows` other rows.
 
-        The other rows are drawn at random, but in turn from each workload, mode, kind of device and
-        shape of cluster.
+        The other rows are a random sample. It has nearly the same number of rows of each cell, and
+        within a cell of each shape of cluster. A cell is a workload in one mode on one kind of
+        device.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

@@ -132,16 +132,17 @@ def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
 
 
 def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[float, float]:
-    """Return {code: factor} with which the standard deviations of predictions are multiplied.
+    """Return {code: factor}: the factors on the standard deviations of predictions.
 
     A code identifies a kind of device, or a cell with multi-device rows. A cell is a workload in
     one mode on one kind of device. A cell that is not in the result uses the factor of its kind.
     The noise of a run is not multiplied.
 
     With the factors, the 90 % intervals become those of a Student-t process [Shah et al. 2014]. If
-    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. A cell has
-    these degrees of freedom, and one more for each of its rows. Its factor grows if its residuals
-    are larger than `process` expects without the cell. The factor is 1 for cells in `calibrated`.
+    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. The degrees of
+    freedom of a cell are those of its kind plus its number of multi-device rows. The factor of a
+    cell is larger if its rows deviate more than expected from the prediction of `process` without
+    this cell. The factor is 1 for cells in `calibrated`.
 
     process: the Gaussian process that was fitted to `rows`.
     """

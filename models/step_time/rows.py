@@ -41,8 +41,8 @@ class WorkloadFacts:
     """The facts of a workload. An unknown fact is 0, NaN or None.
 
     flops: floating-point operations of a sample.
-    hidden_part: fraction of a one-device step after the first gradient bucket is ready. Exchanges
-        can run during this part.
+    hidden_part: fraction of a one-device step that remains when the first gradient bucket is ready.
+        Exchanges can run during this part.
     last_bucket_bytes: size of the gradient bucket that is ready last.
     divided: numbers of weights and activations in the layers that tensor parallelism splits.
     """

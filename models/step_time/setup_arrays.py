@@ -113,8 +113,8 @@ class SetupArrays:
 def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     """Parse the columns of measurements in `frame` into setups, one for each row.
 
-    The column `layout` is the number of devices used on each machine. If it is empty, all devices
-    are used.
+    The columns `layout` and `batch_per_device` have a number for each machine, such as `4+4+2`, or
+    a single number for all machines. An empty layout means that all devices are used.
 
     devices: {instance type: number of devices}.
 
