@@ -23,7 +23,7 @@ from ..domain.numeric import IntArray
 Zone = tuple[str, str, str]  # market, region, zone
 Refusal = Callable[[Cluster], str]  # returns why a cluster can never be launched, or ""
 
-MOST_CLUSTERS, MOST_MIXED = 20_000, 100_000
+MOST_CLUSTERS, MOST_MIXED = 20_000, 50_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SPARSE, _DOUBLING = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32, 64, 128)
 _COARSE = _DOUBLING[::2]
