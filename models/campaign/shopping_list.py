@@ -238,9 +238,9 @@ def elastic_launch(
 ) -> PlannedLaunch | None:
     """Return a launch that measures the cost of losing a machine during training.
 
-    The launch trains the setup of the published row `recommended`, and stops the last machine on
-    purpose. The first machine is on-demand, and all other machines are spot.
-    Returns None in these cases:
+    The launch trains a workload on a cluster, as the row `recommended` of the published table says.
+    It stops the last machine on purpose. The first machine is on-demand, and all other machines are
+    spot. Returns None in these cases:
 
     - The setup has a single machine.
     - The strategy is not DDP, or a switch such as torch.compile or offload is on.

@@ -169,8 +169,8 @@ def aim_and_meeting(
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
     """Return the setup that is chosen, as its position in `question.places`.
 
-    The setup with the lowest finite loss is chosen. If no loss is finite, the setup that is most
-    likely to keep the goal's limit is chosen.
+    The setup with the lowest finite loss is chosen (see `choice_rule.losses`). If no loss is
+    finite, the setup that is most likely to keep the goal's limit is chosen.
 
     log_aim: (..., setups) logs of the expected hours or dollars of the job. The goal says which of
         the two is minimised.

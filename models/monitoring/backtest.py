@@ -33,7 +33,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
                            but no measurements of the workload
 
     Raises:
-        ValueError: if `data` has neither a profile nor a valid run, or has rows of several
+        ValueError: if `data` has no profile and no valid run, or if it has rows of several
             providers.
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)

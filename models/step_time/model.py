@@ -320,8 +320,8 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     """Fit a model to the measurements of one provider. Runs without a valid step time are ignored.
 
     Raises:
-        ValueError: if the data has neither a profile nor a valid run, or measurements of several
-            providers.
+        ValueError: if the data has no profile and no valid run, or if it has measurements of
+            several providers.
     """
     provider = one_provider(data)
     data = at_nominal_speed(data)

@@ -102,8 +102,8 @@ class Devices:
 
     In a plan, these are the required devices. In a record, these are the devices that a run used.
 
-    name: in a plan, CPU, ANY (any device), or else the provider's name of the GPU. In a record,
-        torch's name of the device.
+    name: the device. In a plan, it is the constant CPU, the constant ANY for any device, or the
+        provider's name of a GPU. In a record, it is torch's name of the device.
     threads: CPU threads of each rank. In a plan, 0 means one thread per core.
     """
 

@@ -145,7 +145,7 @@ class WorkloadSettings(_Section):
 
     global_batch: the smallest and the largest permitted value, or the only permitted value.
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
-        None means that the workload has only imported measurements.
+        None is for a workload without code, whose measurements are imported.
     precisions, strategies, switches: the options from which the planner can choose. An entry of
         `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
         with "+".
