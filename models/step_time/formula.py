@@ -220,9 +220,9 @@ def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) ->
 def usable_gbps(nominal: FloatArray) -> FloatArray:
     """Return the rate that collectives reach on a link of `nominal` Gbit/s.
 
-    Below 100 Gbit/s, collectives use TCP. They reach the nominal rate, but at most 15 Gbit/s (7 to
-    27 measured on links of 50 Gbit/s). From 100 Gbit/s, they use RDMA and reach 60 % of the nominal
-    rate (measured on p4d, p5 and ND40rs).
+    Below 100 Gbit/s, collectives use TCP. The result is then the nominal rate, but at most 15. On
+    links of 50 Gbit/s, rates between 7 and 27 were measured. From 100 Gbit/s, collectives use RDMA
+    and reach 60 % of the nominal rate (measured on p4d, p5 and ND40rs).
     """
     return np.where(nominal < RDMA_GBPS, np.minimum(nominal, 15.0), 0.6 * nominal)
 

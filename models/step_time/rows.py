@@ -366,10 +366,10 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the optimizer's seconds divided by the one-device seconds at the middle batch.
+        """Return the ratio of the optimizer's seconds to the seconds of both passes on one device.
 
-        The middle batch is the median of the measured batches. If the kind of device has no
-        profile, the result is the median over the other kinds. Without any profile, it is 0.
+        The batch is the median of the measured batches. If the kind of device has no profile, the
+        result is the median over the other kinds. Without any profile, it is 0.
 
         cell: a (workload, one-device mode, kind of device).
         """

@@ -41,7 +41,7 @@ class CatalogueRow(BaseModel):
 
     @property
     def devices(self) -> int | None:
-        """Return the number of devices, 1 for a CPU or a fraction of a GPU; None if unknown."""
+        """Return the number of devices, or None if it is unknown. A CPU and a part of a GPU count as 1."""
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
             return 1 if self.device == "cpu" else None

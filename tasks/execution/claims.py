@@ -30,7 +30,7 @@ _AFTER = timedelta(hours=2)
 def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> None:
     """Reserve `usd` dollars of the team's monthly cap for the refresh `refresh_id`.
 
-    Does nothing if `usd` is 0, the machines cost nothing or the warehouse is not shared.
+    Does nothing if `usd` is 0, if the provider is free, or if the warehouse is not shared.
     """
     if usd and _shares_a_month(workspace):
         until = now + 3 * timedelta(minutes=workspace.max_minutes) + _AFTER

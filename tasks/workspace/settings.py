@@ -525,7 +525,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Merge the nested dictionary `changes` into `body`. Values of `changes` take precedence.
 
-    Raises ValueError if `changes` has a dictionary where `body` has a plain value.
+    Raises ValueError if `changes` has a dictionary where `body` has another value.
     """
     for key, value in changes.items():
         if not isinstance(value, dict):
@@ -534,6 +534,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"{key} has a plain value, but a SRIFT_* variable sets a key below it: unset this"
-                " environment variable"
+                f"{key} is not a table, but a SRIFT_* environment variable sets"
+                f" {key}.{next(iter(value))}: unset the variable"
             )

@@ -151,7 +151,7 @@ class Blocks:
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`, and return the block.
 
-        The block is also added to the fields `of` and `copies`.
+        The block is also added to the dictionaries `self.of` and `self.copies`.
 
         cut: a function that cuts this rank's block from a tensor with the shape of `whole`.
         copies: the ranks that hold a copy of this block, including this rank.

@@ -73,7 +73,7 @@ class FleetRequest:
 class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
-    home: random name of the SRIFT_HOME that made the launch (see `Ec2Leases.token`).
+    home: random name that identifies the SRIFT_HOME folder of the launch (see `Ec2Leases.token`).
     deployment, bucket, prefix: the values that srift.toml had at the launch.
     role_id: the id of the machines' IAM role.
     releasing: True if Srift tried to end the machines and some may still run.

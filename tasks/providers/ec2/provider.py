@@ -181,7 +181,10 @@ class Ec2Provider(Ec2Market, Provider):
         return self.lease_folder.held()
 
     def ended(self) -> list[Lease]:
-        """Download missing uploads. Return the ended leases whose uploads are all downloaded."""
+        """Download what the machines of ended leases uploaded, and return these leases.
+
+        Leases whose files cannot all be downloaded now are left out.
+        """
         stored = self.lease_folder.stored()
         over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
         with suppress(ProviderError):
