@@ -187,7 +187,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
     if run is None:
         raise SettingsError(
             f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with a global"
-            f" batch of {first.global_batch_least} or more: name other machines, or change the batch"
+            f" batch of {first.global_batch_least} or more: name other machines, or change the"
+            " batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

@@ -41,7 +41,10 @@ class CatalogueRow(BaseModel):
 
     @property
     def devices(self) -> int | None:
-        """Return the number of devices, or None if it is unknown. A CPU and a part of a GPU count as 1."""
+        """Return the number of devices; None if unknown.
+
+        A CPU and a part of a GPU count as one device.
+        """
         count = self.gpu_count if self.gpu_count is not None else self.accelerator_count
         if count is None:
             return 1 if self.device == "cpu" else None
