@@ -52,7 +52,7 @@ test-fast: develop ## the tests that start neither hosts nor processes
 	$(PYTEST) -m "not local and not slow" $(PYTEST_ARGS)
 
 test-slow: develop ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
-	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 mutants: develop ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*'" (up to forty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)
@@ -73,9 +73,9 @@ clean: ## remove the environment and the caches; the measurements in SRIFT_HOME 
 INSTALL = { test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV); } \
   && $(BIN)/pip install --quiet --quiet --no-compile --constraint constraints.txt --editable
 
-# Python compiles at the first import, which takes half the time of compiling every package here. The users
-# that run workloads cannot write to .venv, so their packages are compiled in advance.
-COMPILE = $(BIN)/python -m compileall -q -j 0 $(addprefix $(VENV)/lib/python3*/site-packages/,torch sympy mpmath numpy) > /dev/null || true
+# pip compiles packages one after another. Some packages have files of other versions of Python, which
+# cannot be compiled.
+COMPILE = $(BIN)/python -W ignore -m compileall -q -j $$(nproc) $(VENV)/lib/python3*/site-packages > /dev/null 2>&1 || true
 
 # Stamps: done again whenever the declared or the pinned dependencies change.
 $(READY): pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ the next run would lower their value per second. `run_value.py` defines the valu
 The next launch is the launch with the highest ratio of value to cost. The value is the sum over the
 launch's runs. The cost is a share of the remaining dollars or of the remaining seconds, whichever
 share is larger. Profiles have a high value, so the first launches profile every workload on every
-instance type. Planning stops when no run with a value above 0 fits the caps.
+instance type. Planning stops when no training run or profile with a value above 0 fits the caps.
 """
 
 from __future__ import annotations

@@ -60,10 +60,11 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text has the reason from `vetoes` for each strategy that must not be chosen. For each
-    strategy that must be reliably faster than DDP (`Mode.must_be_faster`), the text also says if it
-    is faster. This comparison is left out if the workload or the cluster does not support the
-    strategy, or does not support DDP.
+    The text has the reason from `vetoes` for each strategy that must not be chosen, if the cluster
+    supports the strategy and the setup has the same precision and switches. For each strategy that
+    must be reliably faster than DDP (`Mode.must_be_faster`), the text also says if it is faster.
+    This comparison is left out if the workload or the cluster does not support the strategy, or
+    does not support DDP.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

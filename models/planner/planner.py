@@ -6,8 +6,8 @@ Planning has three stages, each with fewer candidates:
 2. The model predicts the step times of the best 2,000 candidates (LOOKED).
 3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most 400 candidates, all of them reach the last stage, except candidates whose
-strategy must be faster than DDP but is not (compression.py).
+If there are at most 400 candidates, all of them reach the last stage, except those that cannot be
+launched, and those whose strategy must be faster than DDP but is not (compression.py).
 """
 
 import math
@@ -216,9 +216,11 @@ def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
       assumed in turn.
     - for each goal with a limit, the near misses, which explanations mention. A near miss exceeds
       the limit, but has a better objective than every candidate that keeps the limit.
-    - for each goal and kind of device, the best candidate
+    - for each goal and kind of device, the candidate with the lowest loss, and the candidate that
+      uses the least hours or dollars
 
-    Each item except the last has at most two candidates with the same cluster and mode.
+    Each list except the last has at most two candidates with the same cluster and mode. There is a
+    list for each assumed standard deviation.
     """
     by = {name: found.column(name) for name in ("hours", "usd")}
     usable = np.flatnonzero(np.isfinite(by["hours"]))

@@ -84,8 +84,9 @@ def learn_spreads(
 
     A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
     multi-device rows. The result has an entry for each large cell. It also has an entry for each
-    kind of device that has only small cells. These entries are equal. They are missing if all small
-    cells together have fewer than 40 rows. `residuals.spreads_of` looks up the entry for a row.
+    kind of device that has only small cells. These entries have the same spread. They are missing
+    if all small cells together have fewer than 40 rows. `residuals.spreads_of` looks up the entry
+    for a row.
 
     residual: (rows,) log measured seconds minus log computed seconds.
     noise_factor: (rows,) factors on the noise variance: above 1 for outliers, below 1 for rows that

@@ -207,8 +207,8 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The type's definition must be the same as when the model was fitted. The type's device must have
-    a data sheet. If `guessed` is False, a device that was measured needs no data sheet.
+    The type's definition must be the same as when the model was fitted. The type must have an
+    accelerator with a known peak rate. If `guessed` is False, a device that was measured suffices.
 
     guessed: True if the workload was never measured.
     """

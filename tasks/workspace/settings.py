@@ -534,6 +534,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"{key} is not a table, but a SRIFT_* environment variable sets"
-                f" {key}.{next(iter(value))}: unset the variable"
+                f"{key} is not a table, but a SRIFT_* environment variable takes it for a table:"
+                " unset the variable"
             )

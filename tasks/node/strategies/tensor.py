@@ -1,14 +1,15 @@
 """Divide linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
 The P ranks form a grid of [rows, columns, depth] (grid.py). In front of the divided layers, the
-ranks of a row exchange activations. Afterwards, a rank has the samples of all ranks in its row, but
-only some of the features. Behind the divided layers, the inverse exchange returns all features of
-the rank's own samples. The rest of the model is data parallel, so a step equals a step of ddp up to
-rounding.
+ranks of a row exchange activations. Afterwards, a rank has the samples of all ranks in its row. In
+tensor-2d and tensor-2.5d, it has only some of their features. Behind the divided layers, the
+inverse exchange returns all features of the rank's own samples. The rest of the model is data
+parallel, so a step equals a step of ddp up to rounding.
 
 tensor-1d    [1, P, 1]  pairs of layers, divided like torch's ColwiseParallel and RowwiseParallel
-                        [Shoeybi et al. 2019]. The first layer of a pair gathers all features, and
-                        the second layer scatters its outputs again
+                        [Shoeybi et al. 2019]. The first layer of a pair gathers the samples of all
+                        ranks. The second layer sums its outputs over the ranks, and returns each
+                        rank's own samples
 tensor-2d    [q, q, 1]  Y = X W by SUMMA [van de Geijn and Watts 1997; Xu et al. 2021]. A rank has
                         one of q x q blocks of X and of W. It gathers its row's blocks of X and its
                         column's blocks of W, with one message per peer. dX = dY W^T and dW = X^T dY
