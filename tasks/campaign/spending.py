@@ -62,8 +62,9 @@ def allowance(
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
     if not tally.affords(launch):
-        left = f"the campaign has ${tally.left_usd:.4f} and {tally.left_s:.0f} s left"
-        return Allowance(refusal=f"it is expected to cost ${launch.est_usd:.4f}, but {left}")
+        left = f"but the campaign has ${tally.left_usd:.4f} left"
+        why = f"it is expected to cost ${launch.est_usd:.4f}, {left}"
+        return Allowance(refusal=why if tally.left_s else "the campaign's time is up")
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
         return Allowance(deadline_s=wished_s, worst_usd=launch.est_usd)

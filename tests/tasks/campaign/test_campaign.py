@@ -140,6 +140,13 @@ def test_with_a_champion_every_launch_is_chosen_anew(here, monkeypatch):
     assert lists == list(range(7))
 
 
+def test_when_the_campaigns_time_is_up_one_note_says_so(here):
+    over = tally(seconds=-1.0)
+    launches = shop(here)
+    assert len(launches) > 1 and not list(campaign.affordable(here, launches, over))
+    assert len(over.notes) == 1 and not over.notes[0].startswith(launches[0].cluster.name)
+
+
 def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
     lines = pd.DataFrame({"torch_line": ["2.13"], "runs": [2]})
