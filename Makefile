@@ -52,7 +52,9 @@ test-fast: develop ## the tests that start neither hosts nor processes
 	$(PYTEST) -m "not local and not slow" $(PYTEST_ARGS)
 
 test-slow: develop ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	@$(PYTEST) -m "slow and not emulated" $(PYTEST_ARGS); others=$$?; \
+	$(BIN)/pytest -m emulated $(PYTEST_ARGS); emulated=$$?; \
+	case "$$others$$emulated" in 00|05|50) ;; *) exit 1;; esac
 
 mutants: develop ## takes the guards out one by one, on a copy: ARGS="--only 'lease-*'" (up to forty minutes)
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,15 +1,12 @@
-"""Which tests stay together when several processes share them: a file's, and all that start hosts
-of the same kind.
+"""Which tests stay together when several processes share them: a file's, and all that start hosts.
 
-Hosts of two tests at once would not fit this machine's cores; those of the emulated EC2 have no
-share of them.
+Hosts of two tests at once would not fit this machine's cores.
 """
 
 from pathlib import Path
 
 from xdist.scheduler import LoadFileScheduling
 
-EMULATED = ("test_emulated_ec2.py",)
 STARTING = """
 test_failures.py test_local_endings.py test_local_provider.py test_cut_short.py
 test_placement.py test_elastic.py test_end_to_end.py
@@ -18,24 +15,18 @@ HOSTS = STARTING.split()
 
 
 def lane(path):
-    """What the tests of the file at `path` stay together with: "emulated", "hosts", or the file
-    alone.
-    """
-    if Path(path).parent.name == "local":
-        for name, files in (("emulated", EMULATED), ("hosts", HOSTS)):
-            if Path(path).name in files:
-                return name
-    return path
+    """What the tests of the file at `path` stay together with: "hosts", or the file alone."""
+    own = Path(path)
+    return "hosts" if own.parent.name == "local" and own.name in HOSTS else path
 
 
 def order_of(item):
     """Where an item stands: what takes longest and cannot be divided comes first, then what waits
     for processes.
     """
-    first = (*EMULATED, *HOSTS)
-    if lane(str(item.path)) in ("emulated", "hosts"):
-        return first.index(item.path.name)
-    return len(first) if item.get_closest_marker("local") else len(first) + 1
+    if lane(str(item.path)) == "hosts":
+        return HOSTS.index(item.path.name)
+    return len(HOSTS) if item.get_closest_marker("local") else len(HOSTS) + 1
 
 
 class Lanes(LoadFileScheduling):

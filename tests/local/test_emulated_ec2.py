@@ -10,7 +10,7 @@ from tests.world import World
 from tests.world.proof import REFRESH, UNEQUAL, Campaign, Operator, prove
 
 needs_machines = pytest.mark.skipif(bool(World.why_not()), reason=World.why_not())
-pytestmark = [pytest.mark.local, pytest.mark.slow, needs_machines]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.emulated, needs_machines]
 
 
 def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_given_back(tmp_path):
