@@ -51,7 +51,7 @@ test: develop ## the checks and every test that holds a guard: PYTEST_ARGS="test
 test-fast: develop ## the tests that start neither hosts nor processes
 	$(PYTEST) -m "not local and not slow" $(PYTEST_ARGS)
 
-test-slow: develop ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 10 minutes)
+test-slow: develop ## emulated EC2, chaos, PostgreSQL, the browser, the documents (root; about 14 minutes)
 	@$(PYTEST) -m "slow and not emulated" $(PYTEST_ARGS); others=$$?; \
 	$(BIN)/pytest -m emulated $(PYTEST_ARGS); emulated=$$?; \
 	case "$$others$$emulated" in 00|05|50) ;; *) exit 1;; esac
