@@ -185,7 +185,8 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     The frame has the columns of a setup and these:
 
         step_s, sync_s   medians over the runs of the setup; NaN if unknown
-        runs             the number of runs; less if their log step seconds differ more than run_sd
+        runs             the number of runs; less if their log step seconds differ by more than
+                         run_sd and by more than 3 %
         kind             the kind of device
         run_sd           standard deviation of log step seconds between runs of the same setup,
                          estimated for the kind of device

@@ -33,10 +33,11 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return a (linear terms,) array: prior standard deviations of terms between groups of rows.
+    """Return the prior standard deviation of each linear term between groups of rows.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). Terms that are not in `names` get 0.
+    device (one_device.py). The result has the shape (linear terms,). Terms that are not in `names`
+    get 0.
 
     level: a field of `Parameter` that says how rows are grouped. For example, "kind" groups rows by
         kind of device.

@@ -146,8 +146,8 @@ def affordable(
             why = next(lacking, "") or just_refused(launch.cluster, tally.refused)
             why = why or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
             if why:
-                left_out = launch.cluster.name if tally.left_s else "the next launch"
-                note = f"{left_out} was not launched: {why}"
+                done = f"{launch.cluster.name} was not launched"
+                note = f"{done if tally.left_s else 'no further launch was made'}: {why}"
                 if note not in tally.notes:
                     tally.notes.append(note)
                     reporter().say(note)

@@ -253,8 +253,9 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove the failed run, and runs that can no longer be measured, from `remaining`.
 
-        Adds a row for the failed run to `served.rows`, unless the run has a record. These runs are
-        also removed:
+        Adds a row for the failed run to `served.rows`, unless the run has a record. If no run is
+        known to have failed, the last attempt adds a row for the launch. These runs are also
+        removed:
 
         - Runs that need a machine in `ended.nodes` (the machines without the expected devices).
         - All runs with this attempt's `_process_key`, after MOST_ATTEMPTS failed attempts with it.

@@ -98,10 +98,10 @@ class Case:
         return not self.champion.model.met_workload(self.workload)
 
     def _modelled(self, champion: StepTimeModel) -> Case:
-        """Return a copy of the case, with the fields set that depend on the model `champion`.
+        """Return a copy of the case for the model `champion`.
 
-        These fields are model, guessed, known, by_data_sheet, notes and workload. If the workload
-        was measured, only the modes that the model can predict are kept.
+        The copy has new values of model, guessed, known, by_data_sheet, notes and workload. If the
+        workload was measured, the copy keeps only the modes that the model can predict.
         """
         workload, notes = self.workload, []
         known = comparable(champion, self.offers)

@@ -114,7 +114,7 @@ class Outbox:
     budget_at: float = -math.inf
 
     def carry(self, *, due_only: bool = True) -> None:
-        """Upload each new or changed file once, as far as the rate limit permits.
+        """Upload the new and changed files that the rate limit permits now.
 
         due_only: True to skip each file whose last upload started in the last few seconds, even if
             that upload failed.

@@ -19,7 +19,7 @@ usd_per_hour = 1
 entrypoint = "mine.py:build"
 samples = 1000
 global_batch = 64
-precisions = ["fp32", "bf16"]
+precisions = ["fp32", "bf16", "fp16"]
 [workloads.imported]
 samples = 1000
 global_batch = 64
@@ -157,13 +157,13 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     found = check_workload(settings, "net", timeout_s=120)
     assert problems(found) is None
     if stated.startswith("s3"):
-        assert [one["figures"] for one in found["precisions"]] == [None] * 2
+        assert [one["figures"] for one in found["precisions"]] == [None] * 3
         assert "s3://mine-1/images/" in found["precisions"][0]["notes"][0]
         data = settings.data("net")
         data.fetched_below(settings.home).parent.mkdir(parents=True)
         here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
         found = check_workload(settings, "net", timeout_s=120)
-    assert [one["precision"] for one in found["precisions"]] == ["fp32", "bf16"]
+    assert [one["precision"] for one in found["precisions"]] == ["fp32", "bf16", "fp16"]
     for figures in (one["figures"] for one in found["precisions"]):
         assert (figures["parameters"], figures["gradient_bytes"]) == (5, 20)
         assert len(figures["losses"]) == 2 and figures["peak_bytes"] > 0
