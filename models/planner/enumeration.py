@@ -26,11 +26,11 @@ Refusal = Callable[[Cluster], str]  # returns why a cluster can never be launche
 MOST_CLUSTERS, MOST_MIXED = 20_000, 50_000
 _FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SPARSE, _DOUBLING = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32, 64, 128)
-_COARSE = _DOUBLING[::2]
+_SMALL, _COARSE = (1, 2, 4, 8), _DOUBLING[::2]
 # Pairs of ladders: machine counts in clusters of two types, and in clusters of three types.
 LADDERS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     *((_FINE, three) for three in (_FINE, _SPARSE, _DOUBLING, _COARSE, ())),
-    *((two, ()) for two in (_DOUBLING, _COARSE, ())),
+    *((two, ()) for two in (_DOUBLING, _SMALL, _COARSE, ())),
 )
 
 
