@@ -76,7 +76,7 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
     """
     query = f"""
         select {", ".join(SETUP)}, count(*)::integer as runs, max(measured_at) as measured_at
-        from runs
+        from stg_runs
         where provider = $provider and list_contains($workloads, workload)
         group by all
         order by all
@@ -86,7 +86,7 @@ def measured_setups(warehouse: Warehouse, provider: str, workloads: Iterable[str
 
 def measured_workloads(warehouse: Warehouse, provider: str) -> dict[str, int]:
     """Return {workload: number of runs in the mart `runs`}."""
-    query = "select workload, count(*) from runs where provider = ? group by 1"
+    query = "select workload, count(*) from stg_runs where provider = ? group by 1"
     with warehouse.read() as connection:
         return dict(connection.execute(query, [provider]).fetchall())
 

@@ -237,13 +237,13 @@ def _model(
     for workload in workloads:
         model = with_compressed(model, workload)
     known = comparable(model, offers)
-    conditions = experience_of(workspace).conditions
+    experience = experience_of(workspace)
     met = [model.as_measured(one) for one in workloads if model.met_workload(one)]
     choice_set = {}
     for workload in map(with_usual_goals, met if known else ()):
-        supply = supply_of(workspace, workload, known, conditions)
+        supply = supply_of(workspace, workload, known, experience)
         found = planner.plan(workload, supply, model, seed=SEED)
-        choice_set[workload.name] = contending(model, workload, found, conditions)
+        choice_set[workload.name] = contending(model, workload, found, experience.conditions)
     return Model(
         choice_set=choice_set,
         joint=model.joint,

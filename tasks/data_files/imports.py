@@ -47,7 +47,6 @@ from .public import (
     PROVIDER,
     PUBLIC_IMPORT,
     packaged_names,
-    with_public_workloads,
 )
 
 _IMPORTS = "from imports"
@@ -195,9 +194,7 @@ def load_public(workspace: Workspace) -> int:
     Raises WarehouseError if the warehouse cannot be written.
     """
     warehouse, now = workspace.warehouse, datetime.now(UTC)
-    # The table has the import even if it was forgotten.
-    known = mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)
-    if workspace.settings.ec2.emulated or len(known):
+    if workspace.settings.ec2.emulated or _was_loaded(warehouse):
         return 0
     warehouse.create()
     with warehouse.transact() as connection:
@@ -213,7 +210,12 @@ def load_public(workspace: Workspace) -> int:
     return loaded.rows
 
 
-def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> Workspace:
+def _was_loaded(warehouse: Warehouse) -> bool:
+    """Return True if the public step times were imported, even if `srift forget` undid this."""
+    return len(mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)) > 0
+
+
+def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> None:
     """Import the public step times that ship with Srift if a question about `workload` needs them.
 
     Imports nothing if the warehouse already has EC2 step times of `workload`. Otherwise, the
@@ -224,14 +226,14 @@ def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = 
 
     shape: True if the question is about a transformer on EC2.
 
-    Returns the workspace with the public workloads that are in use (see `with_public_workloads`).
     Raises WarehouseError if the warehouse cannot be written.
     """
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
-    if (shape or public) and workload not in measured_workloads(workspace.warehouse, PROVIDER):
+    warehouse = workspace.warehouse
+    needed = (shape or public) and not _was_loaded(warehouse)
+    if needed and workload not in measured_workloads(warehouse, PROVIDER):
         load_public(workspace)
-    return with_public_workloads(workspace)
 
 
 def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, Any]:

@@ -32,16 +32,20 @@ LOCAL_SLOPE = (0.5, 0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Models that were fitted to past launches.
+    """Models that were fitted to past launches, and results of earlier runs.
 
     conditions: the models of start-up, checkpoints and interruptions of a training job.
     costs: the estimated seconds that launches and benchmark runs take.
     interruptions: {instance type: phrase about the interruptions of its spot machines}.
+    learning: rows of the mart `learning`, which compare the losses of strategies.
+    downloads: rows of the table `raw_downloads`, with the sizes of workloads' data.
     """
 
     conditions: JobConditions
     costs: Costs
     interruptions: Mapping[str, str]
+    learning: pd.DataFrame
+    downloads: pd.DataFrame
 
 
 def experience_of(workspace: Workspace) -> Experience:
@@ -64,8 +68,15 @@ def experience_of(workspace: Workspace) -> Experience:
         compiled=fit_compilation(seen["compilations"]),
         restarts=fit_restarts(seen["restarts"]),
     )
+    found = Experience(
+        conditions=conditions,
+        costs=costs,
+        interruptions={},
+        learning=workspace.mart("learning"),
+        downloads=warehouse.select("raw_downloads"),
+    )
     if local:
-        return Experience(conditions=conditions, costs=costs, interruptions={})
+        return found
     conditions = replace(
         conditions,
         hazard=fit_hazard(
@@ -76,7 +87,7 @@ def experience_of(workspace: Workspace) -> Experience:
         availability=fit_availability(seen["requests"]),
     )
     words = {str(name): _in_words(rows) for name, rows in windows.groupby("instance_type")}
-    return Experience(conditions=conditions, costs=costs, interruptions=words)
+    return replace(found, conditions=conditions, interruptions=words)
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:

@@ -14,7 +14,7 @@ from warehouse.database import WarehouseMissing
 from warehouse.reads import measured_setups
 
 from ..data_files.imports import load_public_if_needed
-from ..data_files.public import PROVIDER, only_public
+from ..data_files.public import PROVIDER, only_public, with_public_workloads
 from ..market.offers import (
     Filters,
     current_offers,
@@ -87,21 +87,24 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
     stated = workspace.settings.workloads.get(name)
     shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
-    workspace = load_public_if_needed(workspace, name, shape=shaped)
+    load_public_if_needed(workspace, name, shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
-    if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
-        champion = _fitted_on_public(workspace)
-    workload = _workload(workspace, question)
-    if champion is None:
-        command = refresh_command(provider, "0")
-        raise WarehouseMissing(f"there is no model of {provider} machines yet: run `{command}`")
-    # Imports do not state allowed modes, so all measured modes are allowed.
-    if name not in workspace.settings.workloads and not shape:
-        workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
-    with one_thread():
-        # Planning is slow. So the warehouse is closed first, and other processes can write.
+        if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
+            champion = _fitted_on_public(with_public_workloads(workspace))
+        # Opening the warehouse again for each read would be slow. Planning is slow, too, so the
+        # warehouse is closed before, and other processes can write.
         with workspace.warehouse.read():
+            workspace = with_public_workloads(workspace)
+            workload = _workload(workspace, question)
+            if champion is None:
+                command = refresh_command(provider, "0")
+                raise WarehouseMissing(
+                    f"there is no model of {provider} machines yet: run `{command}`"
+                )
+            # Imports do not state allowed modes, so all measured modes are allowed.
+            if name not in workspace.settings.workloads and not shape:
+                workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
             offers = current_offers(workspace)
             runs = measured_setups(workspace.warehouse, provider, [name])
             case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)

@@ -161,7 +161,7 @@ class Case:
         """
         if self.model is None or not self.known:
             return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
-        supply = supply_of(self.workspace, self.workload, self.known, self.experience.conditions)
+        supply = supply_of(self.workspace, self.workload, self.known, self.experience)
         return partial(
             planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED
         )
@@ -228,7 +228,7 @@ def _measured(model: StepTimeModel, offer: Offer) -> bool:
 
 
 def supply_of(
-    workspace: Workspace, workload: Workload, offers: Sequence[Offer], conditions: JobConditions
+    workspace: Workspace, workload: Workload, offers: Sequence[Offer], experience: Experience
 ) -> Supply:
     """Return the clusters and modes from which the planner can choose for `workload`.
 
@@ -236,10 +236,11 @@ def supply_of(
     If machines cost money, the costs of the offers include the download of the workload's data.
     """
     if workspace.spends_money:
-        stored = {"workload": workload.name, "workload_digest": workload.digest}
-        downloads = workspace.warehouse.select("raw_downloads", stored).sort_values("planned_at")
+        downloads = experience.downloads
+        same = downloads["workload_digest"] == workload.digest
+        found = downloads[same & (downloads["workload"] == workload.name)]
         # The newest row has the present size of the data.
-        for row in downloads.tail(1).to_dict("records"):
+        for row in found.sort_values("planned_at").tail(1).to_dict("records"):
             start_usd = partial(
                 download_usd,
                 row["bytes"],
@@ -253,8 +254,8 @@ def supply_of(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
         fits=workspace.provider.fits,
-        job_conditions=conditions,
-        vetoes=vetoes(workspace.mart("learning"), workload),
+        job_conditions=experience.conditions,
+        vetoes=vetoes(experience.learning, workload),
     )
 
 

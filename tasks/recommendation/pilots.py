@@ -102,7 +102,7 @@ def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
     """Return the clusters of `offers` that can be launched, with at most `max_hosts` machines."""
-    supply = supply_of(case.workspace, case.workload, offers, case.experience.conditions)
+    supply = supply_of(case.workspace, case.workload, offers, case.experience)
     return replace(supply, max_hosts=max_hosts, fits=case.workspace.provider.launches)
 
 

@@ -13,7 +13,7 @@ from warehouse.database import WarehouseMissing
 from warehouse.reads import training_frames, workload_providers
 
 from ..data_files.imports import load_public_if_needed
-from ..data_files.public import ORIGIN, only_public
+from ..data_files.public import ORIGIN, only_public, with_public_workloads
 from ..workspace.blas_threads import one_thread
 from ..workspace.workspace import open_workspace, refresh_command
 from .known_workloads import unknown
@@ -42,7 +42,9 @@ def size(
         SettingsError: if the workload is unknown.
         WarehouseMissing: if the workload has no runs on the provider or the instance type.
     """
-    workspace = load_public_if_needed(open_workspace(provider), name)
+    workspace = open_workspace(provider)
+    load_public_if_needed(workspace, name)
+    workspace = with_public_workloads(workspace)
     batches: tuple[float, float] = 0.0, math.inf
     if name in workspace.settings.workloads:
         batches = workspace.settings.workloads[name].global_batch

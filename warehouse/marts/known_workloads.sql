@@ -12,7 +12,7 @@ with counted as (
         (count(*) - public_rows - measured_rows)::integer as imported_rows,
         list(distinct cluster) as clusters,
         max(measured_at) as newest_measured_at
-    from runs
+    from stg_runs
     group by provider, workload
 )
 select

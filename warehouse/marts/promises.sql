@@ -77,7 +77,7 @@ judged as (
     from ranked
     where rank = 1 and exists (
         select 1
-        from runs
+        from stg_runs as runs
         where runs.provider = ranked.provider
             and runs.workload = ranked.workload
             and list_sort(string_split(runs.cluster, '+')) = list_sort(string_split(ranked.cluster, '+'))

@@ -232,6 +232,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     def launches(*statuses, workspace=elastic, seconds=400.0):
         runs = {"workload": "conv", "workload_digest": conv.digest, "status": list(statuses)}
         marts = {"recommendations": pd.DataFrame([row]), "elastic_runs": pd.DataFrame(runs)}
+        marts["learning"] = pd.DataFrame({"workload": []})
         stored = lambda _, name, workload="conv": marts[name].query("workload == @workload")  # noqa: E731
         monkeypatch.setattr(Workspace, "mart", stored)
         return list(campaign.within(workspace, None, tally(1.0, seconds)))

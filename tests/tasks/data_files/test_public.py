@@ -19,6 +19,7 @@ from tasks.data_files.public import (
     ORIGIN,
     PUBLIC_IMPORT,
     public_workloads,
+    with_public_workloads,
 )
 from tasks.recommendation.answer import Question, answer
 from tasks.recommendation.known_workloads import known_workloads
@@ -82,9 +83,11 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
     forgotten = forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert (forgotten["rows"], forgotten["facts"]) == (5084, 50)
     assert load_public(here) == 0 and measured_workloads(here.warehouse, "ec2") == {}
-    assert NAME not in load_public_if_needed(here, NAME).settings.workloads
+    load_public_if_needed(here, NAME)
+    assert NAME not in with_public_workloads(here).settings.workloads
     import_measurements(here.warehouse, NOON, measurements=MEASUREMENTS, workloads=FACTS)
-    assert NAME in load_public_if_needed(here, NAME).settings.workloads
+    load_public_if_needed(here, NAME)
+    assert NAME in with_public_workloads(here).settings.workloads
 
 
 def test_ones_own_rows_or_code_take_their_place(here):

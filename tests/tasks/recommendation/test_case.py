@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from models.domain.workload import Mode
-from models.job.job_conditions import STATED
+from tasks.market.job_conditions import experience_of
 from tasks.providers.base import ProviderError
 from tasks.recommendation import table
 from tasks.recommendation.case import Case, supply_of, with_usual_goals
@@ -131,7 +131,7 @@ def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(h
 def test_a_strategy_without_proof_of_learning_is_vetoed(here):
     sparse = Mode(strategy="ddp-mstopk")
     case = case_of(here, modes=(Mode(), sparse))
-    supply = supply_of(here, case.workload, case.known, case.experience.conditions)
+    supply = supply_of(here, case.workload, case.known, case.experience)
     assert list(supply.vetoes) == [sparse]
 
 
@@ -145,13 +145,14 @@ def test_downloads_from_another_region_are_part_of_the_dollars(tmp_path):
         with here.warehouse.transact() as connection:
             append(connection, "raw_downloads", [row | {"region": region, "planned_at": at}])
     offers = [replace(one, region=at) for one in here.provider.offers(NOON) for at in REGIONS]
-    supply = supply_of(here, conv, offers, STATED)
+    experience = experience_of(here)
+    supply = supply_of(here, conv, offers, experience)
     # at the same price the other region is dearer, since it downloads
     assert {offer.region for offer in supply.offers} == {"us-east-1"}
     dearer = [
         replace(one, usd_per_hour=2.0) if one.region == "us-east-1" else one for one in offers
     ]
-    supply = supply_of(here, conv, dearer, STATED)
+    supply = supply_of(here, conv, dearer, experience)
     usd = {offer.region: offer.start_usd for offer in supply.offers}
     assert usd["us-east-1"] < 0.1
     assert usd["eu-west-1"] == pytest.approx(200 * 0.02 + usd["us-east-1"])
