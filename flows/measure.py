@@ -81,10 +81,12 @@ def measure(
 def measure_named(
     wish: Wish, provider: str = "local", max_usd: float | None = None
 ) -> dict[str, Any]:
-    """Measure a workload on the clusters that `wish` names.
+    """Measure a workload, and leave the published table unchanged.
 
-    If `wish` names no clusters, the runs are on the most informative clusters. The dollar and time
-    caps of a refresh apply. Nothing is published.
+    The dollar and time caps of a refresh apply.
+
+    wish: the workload and its clusters. Without clusters, Srift measures the workload on the most
+        informative clusters.
 
     Returns a dictionary: `refresh_id`, `runs` (predicted and measured values) and `spent` (the
     number of launches, the number of measurements per status, and the dollars).

@@ -50,9 +50,7 @@ def refresh(provider: str = "local", max_usd: float | None = None) -> dict[str, 
 
 
 def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> dict[str, Any]:
-    """Run the phases of a refresh in order, and return {name of a result: value}.
-
-    The names are refresh_id, measured, promotion and published_rows.
+    """Run the phases of a refresh in order, and return the dictionary that `refresh` describes.
 
     The caller must hold the refresh lock.
     """

@@ -26,8 +26,8 @@ register_challenger = task(register)
 def retrain(refresh_id: str, provider: str = "local") -> str:
     """Test the model in use (champion), fit a challenger, and promote it unless it is worse.
 
-    The tests compare published predictions with later measurements, and look for slow runs and
-    drift (too many new runs outside their predicted intervals).
+    The tests compare published predictions with later measurements. They also detect slow runs, and
+    drift: too many new runs outside their predicted intervals.
     Returns a sentence with the decision, or the reason why no challenger was fitted.
     """
     workspace = open_workspace(provider)

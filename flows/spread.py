@@ -12,10 +12,12 @@ from tasks.workspace.blas_threads import one_thread
 
 
 def each_by_task(dask: str, *, processes: bool = False) -> Each:
-    """Return a function like `map` that runs each call as a Prefect task, and returns a list.
+    """Return a function like `map` that runs each call as a Prefect task.
 
-    dask: address of a Dask scheduler; "" means that the calls run on this machine. On Dask, a
-        failed call is retried at most twice.
+    The returned function returns a list.
+
+    dask: address of a Dask scheduler, or "" to run the calls on this machine. On Dask, a failed
+        call is retried at most twice.
     processes: without Dask, use processes instead of threads. Threads cannot run fits in parallel,
         but processes take many seconds to start.
     """

@@ -125,8 +125,9 @@ def append(
     chosen: str = "select * from incoming",
     **stamp: Any,
 ) -> int:
-    """Append the rows whose key `table` does not have yet, and return the number of new rows.
+    """Append rows to `table`, and return the number of new rows.
 
+    Rows whose key is already stored are skipped.
     chosen: an SQL query that selects the rows to append. The query reads `rows` as the table
         `incoming`.
     stamp: columns to add to every row.

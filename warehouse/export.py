@@ -148,7 +148,7 @@ def read_published(
 
 
 def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
-    """Summarize how well the provider's published predictions matched later measurements.
+    """Compare the provider's published predictions with later measurements.
 
     Returns the provider's row of report/ledger_summary.sql, or {} if no published recommendation
     of the provider was measured later.

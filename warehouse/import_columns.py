@@ -1,4 +1,4 @@
-"""Stage, check and load a measurement file, which holds step times measured elsewhere.
+"""Stage, check and load a file of measurements.
 
 1. `stage` reads the rows into the temporary table `staged`.
 2. `problems` checks the staged rows.
@@ -65,16 +65,16 @@ def _ask(connection: Connection, name: str, params: Mapping[str, Any]) -> list[A
 
 
 def remember(connection: Connection) -> None:
-    """Copy the imported rows and facts to temporary tables, for a later call of `changes`."""
+    """Copy the imported rows and facts to temporary tables, for `changes`."""
     for name, view in (("rows_before", "stg_imports"), ("facts_before", "stg_workload_facts")):
         connection.execute(f"create or replace temp table {name} as select * from {view}")
 
 
 def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, int]:
-    """Count the changes of imported rows and facts since the call of `remember`.
+    """Compare the imported rows and facts with the copies that `remember` made.
 
-    Returns the counts rows_gone, facts_gone, facts_new, facts_changed and facts_same, which
-    importing/changes.sql defines.
+    Returns the counts rows_gone, facts_gone, facts_new, facts_changed and facts_same. The file
+    importing/changes.sql defines them.
     workloads: facts_new, facts_changed and facts_same count only the facts of these workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
@@ -82,9 +82,10 @@ def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, 
 
 
 def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
-    """Return a tuple (place, column, text, rule) for each staged value that breaks a rule.
+    """Return a tuple (place, column, value, rule) for each staged value that breaks a rule.
 
-    `place` is the line or row number in the file.
+    For example: (3, "parameters", "x", "must be a whole number"). `place` is the line or row number
+    in the file.
     known: the permitted values:
 
         precisions, strategies, providers: lists of names.
@@ -97,13 +98,13 @@ def problems(connection: Connection, known: Mapping[str, Any]) -> list[Problem]:
 def implausible(
     connection: Connection, types: Sequence[Row], workloads: Sequence[str]
 ) -> list[Problem]:
-    """Return a tuple (place, column, text, reason) for each implausible staged row.
+    """Return a tuple (place, column, value, reason) for each implausible staged row.
 
     `place` is the line or row number in the file.
     types: one row per known instance type and precision, with the columns provider, name, devices,
         precision and peak_tflops.
-    workloads: every staged row of these workloads is checked. Of other workloads, only new rows are
-        checked.
+    workloads: workloads of which all staged rows are checked. For other workloads, only rows that
+        are not stored yet are checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))
     limits = {"most_ratio": _MOST_RATIO, "headroom": _HEADROOM}
@@ -111,10 +112,10 @@ def implausible(
 
 
 def staged_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Count the staged rows that contain each workload, provider, instance type, and so on.
+    """Count the staged rows of each workload, each provider, each instance type and each mode.
 
-    Returns {kind of name: {name: number of rows}}, such as {"workload": {"vit": 12}}.
-    importing/counts.sql lists the kinds.
+    Returns {title: {name: number of rows}}, such as {"workload": {"vit": 12}}. The modes are
+    counted under three titles: precision, strategy and switches.
     """
     counts: dict[str, dict[str, int]] = {}
     for title, name, rows in _ask(connection, "counts", {}):

@@ -56,7 +56,7 @@ class Lake:
 
 
 class SharedWarehouse(Warehouse):
-    """A warehouse in a DuckLake, which processes on several machines can use.
+    """A warehouse in DuckLake. Processes on several machines can use it.
 
     wait_s: maximum number of seconds that a writer waits for other writers.
     """
@@ -77,7 +77,7 @@ class SharedWarehouse(Warehouse):
             return schema_digest(connection) is not None
 
     def create(self) -> None:
-        """Create the tables if the catalogue has none, and the views in this process's memory."""
+        """Create the tables if there are none. Create the views in this process's memory."""
         with self._open(read_only=False):
             pass
 
@@ -235,12 +235,11 @@ class _Session:
 
 @cache  # attaching the warehouse takes half a second
 def _session(lake: Lake) -> _Session:
-    """Return the DuckDB session of this process."""
     return _Session(lake)
 
 
 def lock(connection: Connection, key: int, wait_s: float) -> None:
-    """Take PostgreSQL's advisory lock number `key` until the connection's transaction ends.
+    """Acquire PostgreSQL's advisory lock `key`. The end of the transaction releases the lock.
 
     Raises duckdb.IOException if the lock is not free within `wait_s` seconds.
     """

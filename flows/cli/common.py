@@ -1,4 +1,4 @@
-"""Define shared options of the commands, load their settings, and print their output."""
+"""Define the options that commands share, load the settings, and print results."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DryRun = Annotated[
 
 
 def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None:
-    """Print the result of a command, as JSON if `as_json` is True.
+    """Print the result of a command.
 
-    body: the result.
-    shown: if `as_json` is False, the text to print, or a function that prints `body`.
+    body: the result. It is printed as JSON if `as_json` is True.
+    shown: the output if `as_json` is False: a text, or a function that prints `body`.
     """
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))

@@ -18,7 +18,7 @@ class ExplainedGroup(TyperGroup):
 
     - Errors with an attribute `exit_code`. The attribute is the exit code of the command.
     - OSError, and Prefect's CancelledRun. The exit code is 1.
-    - Errors that a full or read-only disk causes. The exit code is 1.
+    - Errors caused by a full or read-only disk. The exit code is 1.
     """
 
     def invoke(self, ctx: Any) -> Any:

@@ -27,7 +27,7 @@ def import_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Load measurements made elsewhere, facts about workloads, or both."""
+    """Load a file of measurements, a file of workload facts, or both."""
     if file is None and workloads is None:
         raise typer.BadParameter("give a file of measurements, --workloads, or both")
     from tasks.data_files.imports import import_measurements

@@ -39,7 +39,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check what a refresh needs, and print a fix for each problem. Starts no machine."""
+    """Check whether a refresh can run, and print a fix for each problem. Starts no machine."""
     from tasks.doctor import checks, findings
 
     stated = settings()
@@ -58,7 +58,7 @@ def doctor(
 
 @app.command()
 def restore(as_json: Json = False) -> None:
-    """Replace a damaged warehouse with the last refresh's backup, and keep the damaged file."""
+    """Replace a damaged warehouse with the backup of the last refresh. Keeps the damaged file."""
     from tasks.workspace.shared import open_warehouse
 
     damaged = open_warehouse(settings()).restore()

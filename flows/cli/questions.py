@@ -169,7 +169,7 @@ def size(
     provider: Provider = "local",
     as_json: Json = False,
 ) -> None:
-    """Show the largest efficient cluster, the bandwidth that it needs, and the best batch size."""
+    """Show the largest cluster with good scaling, its bandwidth needs, and the best batch size."""
     from tasks.recommendation.sizing import size as sized
     from tasks.reporting.tables import print_sizing
 

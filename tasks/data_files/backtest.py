@@ -35,8 +35,8 @@ def backtest(
         provider: "local" or "ec2", the provider of all rows.
         rows: number of rows in the test file.
         predicted: number of rows that could be predicted.
-        summary: a row for each workload, for each number of instances, and for the whole file. A
-            row has the errors, and the share of step times inside their predicted intervals.
+        summary: one row per workload, then one row per number of instances, then a row for the
+            whole file. A row has prediction errors and the coverage of the 90 % intervals.
         sentences: warnings.
 
     Raises:

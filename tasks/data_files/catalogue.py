@@ -32,9 +32,9 @@ class CatalogueRow(BaseModel):
 
     @property
     def device(self) -> str:
-        """Return the name of the accelerator; "cpu" if the type has none.
+        """Return the name of the accelerator, such as "T4"; "cpu" if the type has none.
 
-        If the type has a fraction of a GPU, its `gpu_count` is 0 and the result is "part of NAME".
+        A `gpu_count` of 0 means a fraction of a GPU. The result is then, for example, "part of T4".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name

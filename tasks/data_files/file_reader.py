@@ -85,8 +85,8 @@ class Facts(BaseModel):
 def stage_measurements(connection: Connection, path: Path, now: datetime) -> None:
     """Read a file into the temporary table `staged`.
 
-    Raises ImportRefused if a required column is missing or a value is bad, such as a time more than
-    a day after `now`.
+    Raises ImportRefused if a required column is missing, a value is bad, or a measurement is dated
+    more than a day after `now`.
     """
     table = read_table(path)
     required = ("workload", "cluster", "batch_per_device", "step_s")
@@ -108,7 +108,7 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> Non
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return the measurements in a CSV or Parquet file, one row per run, to train or test a model.
+    """Return the measurements in a CSV or Parquet file, with one row per run.
 
     Raises ImportRefused if a value is bad.
     """
@@ -149,7 +149,7 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
 def read_facts(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file with facts of workloads.
 
-    Facts are numbers such as parameters and FLOPs. A row has no keys for empty facts.
+    Facts are numbers such as parameters and FLOPs. Empty facts are left out of a row.
 
     Raises ImportRefused if a value is bad or a workload is repeated.
     """
@@ -168,8 +168,8 @@ def read_table(path: Path) -> pa.Table:
     `place` is the line number in a CSV file (the header is line 1), or the row number in a Parquet
     file. The columns of a CSV file are read as text.
 
-    Raises ImportRefused if the file cannot be read, has no rows or a repeated column, or if a line
-    has too many values.
+    Raises ImportRefused if the file cannot be read or has no rows, if a column name is repeated, or
+    if a line has more values than the header.
     """
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
@@ -209,7 +209,8 @@ def digest_of_file(path: Path) -> str:
 def sentences(found: Iterable[Problem]) -> list[str]:
     """Return a sentence for each problem in a CSV or Parquet file.
 
-    The rows of a Parquet file are called lines too.
+    For example: `line 3, column parameters: 'x' must be a whole number`. For a Parquet file, line 3
+    means row 3.
     """
     return [
         f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found

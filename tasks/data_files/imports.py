@@ -58,8 +58,8 @@ class Imported:
 
     rows: number of rows in the file of measurements.
     new: number of rows that were not stored yet, or that `srift forget` had removed from use.
-    counts: the lines of the summary as {title: {name: count}}, such as {"workload": {"vit": 12}}
-        for 12 rows of the workload vit.
+    counts: the summary as {title: {name: count}}. For example, {"workload": {"vit": 12}} means 12
+        rows of workload vit.
     sentences: warnings.
     """
 
@@ -92,7 +92,7 @@ def import_measurements(
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
-    """Load measurements, facts of workloads (parameters, FLOPs, ...), or both, in one transaction.
+    """Load measurements and facts of workloads (parameters, FLOPs, ...) in one transaction.
 
     Loading the same files again changes nothing, unless `srift forget` has undone their import.
     The import's id is a digest of the files and providers. If `measurements` is the file that ships
@@ -162,8 +162,8 @@ def _refuse_implausible(
     """Raise ImportRefused if rows of the file are implausible.
 
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. All their rows are
-        checked. Rows of other workloads are checked only if they are not stored yet.
+    workloads: the workloads whose facts are imported together with the rows. All rows of these
+        workloads are checked. For other workloads, only rows that are not stored yet are checked.
     """
     peaks = [
         {
@@ -188,8 +188,8 @@ def _refuse_implausible(
 def load_public(workspace: Workspace) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Imports nothing and returns 0 if the step times were imported before, or if EC2 is emulated.
-    Emulated machines differ from the machines that were measured.
+    Imports nothing and returns 0 if the step times were imported before. The same holds if EC2 is
+    emulated, because emulated machines differ from the measured machines.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
@@ -216,15 +216,15 @@ def _was_loaded(warehouse: Warehouse) -> bool:
 
 
 def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> None:
-    """Import the public step times that ship with Srift if a question about `workload` needs them.
+    """Import the public step times that ship with Srift, if `workload` needs them.
 
-    Imports nothing if the warehouse already has EC2 step times of `workload`. Otherwise, the
-    question needs the public step times in two cases:
+    `workload` needs them if the warehouse has no EC2 step times of `workload`, and one of these
+    conditions is true:
 
-    - The question is about a transformer on EC2.
+    - `shape` is True.
     - There are public step times of `workload`, and srift.toml sets no entrypoint for `workload`.
 
-    shape: True if the question is about a transformer on EC2.
+    shape: True if the user asks about a transformer on EC2.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
@@ -246,7 +246,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
         facts: number of workloads whose imported facts are no longer used.
         sentence: the message to the user.
 
-    Raises SettingsError unless the id of exactly one import begins with `text`.
+    Raises SettingsError if no import id, or more than one, begins with `text`.
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}

@@ -38,10 +38,10 @@ def packaged_names() -> frozenset[str]:
 
 
 def with_public_workloads(workspace: Workspace) -> Workspace:
-    """Return a copy of the workspace that also has the workloads with imported public step times.
+    """Return a copy of the workspace, with the public workloads added.
 
-    Public step times ship with Srift, and exist only for EC2. If `srift forget` has undone their
-    import, no workloads are added. A workload of srift.toml is never replaced.
+    A public workload has step times on EC2 that ship with Srift. It is added only if these step
+    times are imported and in use. A workload of srift.toml is never replaced.
     """
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings

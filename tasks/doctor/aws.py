@@ -1,6 +1,6 @@
 """Check an AWS account: credentials, bucket, roles, and launches and quotas in each region.
 
-The checks start no machine. The only object that they write to the bucket is deleted again.
+The checks start no machine. They write one object to the bucket, and delete it.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # endings of the URIs of publ
 def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
     """Check the AWS account, and return the result of each check.
 
-    A failed check skips the checks that depend on it.
+    If a check fails, the checks that depend on it are skipped.
     """
     ec2 = settings.ec2
     found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
@@ -103,7 +103,7 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
 
 
 def _prices(api: Ec2Api, ec2: Ec2) -> str:
-    """Check that AWS shows its price list and its spot prices. Return a sentence that says so.
+    """Check that list prices and spot prices can be read, and return a sentence that says so.
 
     Raises NotChecked if AWS refuses a request.
     """
@@ -246,7 +246,7 @@ def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
     smallest machine of the family. If any quota is sufficient, all findings are `ok`, otherwise
     `wrong`. A quota that cannot be read is a `note`.
 
-    Only quotas of the market (spot or on-demand) in section [campaign] of srift.toml are checked.
+    The setting [campaign] `market` determines whether spot or on-demand quotas are checked.
     """
     cores: dict[str, float] = {}
     for kind in packaged_types(settings.ec2):

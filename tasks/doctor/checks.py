@@ -19,7 +19,7 @@ from .iam_policies import policies
 
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
-    """Run all checks, and return the findings in the order in which to fix problems.
+    """Run all checks, and return the findings. Users should fix problems in the returned order.
 
     Raises SettingsError if the provider is unknown.
     """

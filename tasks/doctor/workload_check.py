@@ -1,8 +1,8 @@
 """Run two steps of a workload on this machine, in each of the workload's precisions.
 
-`srift check` runs the steps as on a local host: with only the files that Srift sends to machines,
-the installed requirements, clean environment variables and no network. If this machine does not
-allow Linux namespaces, the steps have network access.
+`srift check` runs the steps as on a local host. The steps have only the files that Srift sends to
+machines, the installed requirements, and a few environment variables. Linux namespaces block the
+network. If this machine does not allow namespaces, the steps have network access.
 """
 
 import json

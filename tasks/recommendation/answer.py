@@ -45,8 +45,8 @@ _UNKNOWN = Workload(
 class Question:
     """A user's question: a workload, one goal, and filters of the offers to compare.
 
-    samples: samples of the whole job. None means the value in srift.toml or, for an imported
-        workload, in its imported facts.
+    samples: samples of the whole job. None means the value in srift.toml. For an imported workload,
+        None means the imported value.
     tokens: tokens of the whole job, for a transformer. They replace `samples`.
     batch: global batch. None means the value in srift.toml.
     transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
@@ -125,8 +125,8 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
 def _by_gpu(case: Case) -> list[Row]:
     """Return a row for each kind of device: the best cluster of machines with this device.
 
-    Rows that probably meet the deadline or budget come first. Rows without a cluster come last.
-    Their reason says why no cluster was found.
+    Rows that probably meet the deadline or budget come first. Rows without a cluster come last, and
+    their column `reason` says why no cluster was found.
     """
     rows = []
     for device in sorted(devices_of(case.offers)):

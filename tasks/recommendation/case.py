@@ -78,7 +78,7 @@ class Case:
 
         runs: one row for each measured setup. Rows of other workloads are ignored.
         experience: interruptions, start-up times and costs of earlier launches. None means that
-            the warehouse is read.
+            they are read from the warehouse.
         """
         case = cls(
             workspace=workspace,
@@ -167,10 +167,10 @@ class Case:
         )
 
     def stamped(self, found: Recommendation) -> Recommendation:
-        """Return the planner's answer `found` with the remaining columns of the published table.
+        """Return `found` with the columns of the published table that the planner does not fill.
 
-        The added columns include the provider, the model version and the time of the prices. The
-        reasons get the case's notes and warnings.
+        These columns include the provider, the model version and the time of the prices. The case's
+        notes and warnings are added to the column `reason`.
         """
         newest = self.runs["measured_at"].max() if len(self.runs) else None  # in UTC
         measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
@@ -207,8 +207,11 @@ def comparable(
 ) -> list[Offer]:
     """Return the offers whose instance type the model can predict.
 
-    The type's definition must be the same as when the model was fitted. The type must have an
-    accelerator with a known peak rate. If `guessed` is False, a device that was measured suffices.
+    The type's definition must be the same as when the model was fitted. One of these conditions
+    must also be true:
+
+    - The type has an accelerator with a known peak rate.
+    - The type's device was measured, and `guessed` is False.
 
     guessed: True if the workload was never measured.
     """
@@ -233,7 +236,7 @@ def supply_of(
     """Return the clusters and modes from which the planner can choose for `workload`.
 
     A mode with compressed gradients is excluded unless runs have shown that it converges like DDP.
-    If machines cost money, the costs of the offers include the download of the workload's data.
+    If machines cost money, the cost to download the workload's data is added to the offers.
     """
     if workspace.spends_money:
         downloads = experience.downloads
@@ -294,9 +297,9 @@ def _unpredictable(case: Case) -> str:
 
 
 def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
-    """Return the planner's reason for `row`, with notes on data sheets and prices.
+    """Return the planner's reason for `row`, with notes on the devices and prices of `offers`.
 
-    If the rank of `row` is 1, the result also has the case's notes and warnings.
+    If the rank of `row` is 1, the case's notes and warnings follow.
     """
     sheets = sorted(devices_of(offers) & case.by_data_sheet)
     texts = [f"{device} predicted from its data sheet alone" for device in sheets]

@@ -175,8 +175,8 @@ def _candidates(
 
     1. Setups with a single device, if the workload was never measured.
     2. Setups of the choice set, which are the setups that might turn out to be the best.
-    3. Other setups in the modes of the choice set (in all modes if the set is empty), cheapest per
-       hour first.
+    3. Other setups in the modes of the choice set, cheapest per hour first. If the choice set is
+       empty, all modes are used.
 
     A setup has at most _MOST_HOSTS machines. `max_hosts` in srift.toml can lower this limit.
     """

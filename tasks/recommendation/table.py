@@ -35,7 +35,7 @@ def recommend_all(
     names the run to measure.
 
     runs: one row for each measured setup.
-    each: a function like `map` that plans the workloads, possibly in other processes.
+    each: `map`, or a similar function that runs the planner for several workloads in parallel.
     """
     with one_thread():
         experience = experience_of(workspace)

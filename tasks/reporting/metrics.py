@@ -26,7 +26,7 @@ _COLUMNS = {
 
 
 def write_metrics(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the rank 1 recommendation for each goal to `path`, as Prometheus gauges.
+    """Write the published rows of rank 1 to `path`, as Prometheus gauges.
 
     `srift_choice_feasible` is 1 if the recommended cluster meets the deadline or budget with the
     required probability (default: 50 %), else 0.

@@ -76,7 +76,6 @@ class Reporter:
 
 @cache
 def reporter() -> Reporter:
-    """Return the reporter of this process."""
     return Reporter()
 
 
@@ -84,22 +83,21 @@ _OUTER: list[Any] = []  # the logger of the flow run that called `tell_all`
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, and to the outer flow run.
+    """Log `text` to the current Prefect flow run, and to the flow run that called `tell_all`.
 
-    The outer flow run is the flow run that called `tell_all`. Without a current flow run, nothing
-    is logged.
+    Without a current flow run, nothing is logged.
     """
     for logger in _run_loggers().values():
         logger.info(text)
 
 
 def tell_all() -> None:
-    """Make `log_to_run` in sub-flows also write to the log of the current flow run."""
+    """Make later calls of `log_to_run` in sub-flows also log to the current flow run."""
     _OUTER[:] = [*_run_loggers().values()][-1:]
 
 
 def _run_loggers() -> dict[str, Any]:
-    """Return {flow run id: logger} for the current flow run and the outer flow run."""
+    """Return the loggers that `log_to_run` uses, as {flow run id: logger}."""
     if "prefect" not in sys.modules:
         return {}
     from prefect.exceptions import MissingContextError
@@ -161,10 +159,9 @@ def announce_changes(provider: str, changes: Sequence[Row]) -> None:
 
 
 def _change(change: Row) -> str:
-    """Return a row of recommendation_changes as text.
+    """Return a row of recommendation_changes as text, with the cause in parentheses.
 
-    For example: `mlp, cheapest: choice: 2xa spot, 1.2 h, $0.03 -> ... (prices)`. The cause of the
-    change is in parentheses.
+    For example: `vit, fastest: choice: 1xg5.xlarge spot, 2 h, $0.8000 -> ... (prices)`.
     """
     row = {name: _plain(value) for name, value in change.items()}
     before, after = _choice(row, "previous_"), _choice(row, "")

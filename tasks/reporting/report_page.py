@@ -99,11 +99,10 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 
 
 def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return panels of the page. Each panel has a title, a table and, if there is a plot, a chart.
+    """Return the panels of the page that show the rows of a query.
 
-    Consecutive rows with the same `title` share a panel.
-    name: the query of warehouse/report that returned the rows. The name determines the columns and
-        the plot.
+    A panel shows consecutive rows with the same `title` as a table and, for some queries, a chart.
+    name: the query of warehouse/report that returned the rows.
     """
     panels, plot = [], _PLOTS.get(name)
     for title, group in groupby(rows, key=itemgetter("title")):
@@ -116,7 +115,6 @@ def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _svg(plot: Plot, frame: pd.DataFrame) -> Markup:
-    """Return a chart of the frame as SVG, drawn by the function `plot`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

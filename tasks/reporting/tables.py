@@ -45,11 +45,12 @@ def without_cautions(reason: str) -> str:
 
 
 class _Cell(string.Formatter):
-    """Formats a table cell like `str.format`, with three additions.
+    """Formats a table cell like `str.format`, with these differences:
 
-    If the format begins with "?", a missing value becomes "" instead of "unknown".
-    If the format ends with "!", a value above 1 becomes "over 100%".
-    A list becomes its formatted values, joined by commas.
+    - A missing value becomes "unknown", or "" if the format begins with "?": `{usd:?.2f}`.
+    - If the format ends with "!", a value above 1 becomes "over 100%": `{regret:.1%!}`.
+    - A list becomes its formatted values, joined by commas.
+    - A small number is written without an exponent, such as 0.000031.
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -258,8 +259,8 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """Return a copy of the row, with the values that the columns _RECOMMENDED and _MORE need.
 
-    If the row has no cluster, the columns show only goal, rank and status, and the device (if any)
-    in place of the cluster.
+    If the row has no cluster, only goal, rank, status and device are shown. The device is shown in
+    the column `cluster`.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}
@@ -292,7 +293,7 @@ _SCREEN = 20  # maximum number of launches to print
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print the first launches of a dry run, their distinct notes, and the total cost.
+    """Print at most _SCREEN launches of a dry run, and the total cost.
 
     The total leaves out launches that exceed a cap.
     """
@@ -438,7 +439,7 @@ def print_offers(rows: Sequence[Row]) -> None:
 
 
 def print_spend(found: Row) -> None:
-    """Print the dollars of ended launches by group, and of launches that still run."""
+    """Print the cost of ended launches by group, and the cost of each running launch."""
     by = f"""
         {found["by"]}: {{of}}
         leases: {{leases:}}
@@ -503,7 +504,7 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with three added texts.
 
     type_and_mode: the instance type and, if it is not the default, the mode.
-    units: the unit of the cluster size, devices or machines.
+    units: the unit of the cluster size: "devices", "machines" or, for example, "machines of 4".
     mark: `*` if the step time was composed of measured micro-steps (gradient accumulation).
     """
     shown = []

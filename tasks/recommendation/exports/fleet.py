@@ -1,4 +1,4 @@
-"""Export an EC2 Fleet request. EC2 then starts all machines in one zone, or no machine."""
+"""Export an EC2 Fleet request that starts all machines in one zone, or no machine."""
 
 import json
 from typing import Any

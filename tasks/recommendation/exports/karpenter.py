@@ -1,9 +1,9 @@
-"""Export Karpenter NodePools, and NodeOverlays that make Karpenter prefer the cheapest job.
+"""Export Karpenter NodePools, and NodeOverlays that adjust prices to the goal.
 
-Karpenter buys the instance type with the lowest price per hour, but a cheaper type may take more
-hours. An overlay therefore multiplies the price of a type by (job's hours on this type) / (job's
-hours on the fastest type). If the goal is to minimize hours, an overlay sets a price proportional
-to the job's hours.
+Karpenter buys the instance type with the lowest price per hour, but a job may take more hours on
+this type. An overlay therefore multiplies the price of a type by (job's hours on this type) /
+(job's hours on the fastest type). If the goal is to minimize hours, an overlay sets a price
+proportional to the job's hours.
 """
 
 from typing import Any

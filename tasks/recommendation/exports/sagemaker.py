@@ -59,11 +59,11 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _alternatives(cluster: RankedCluster) -> tuple[object, ...]:
-    """Return a key: consecutive clusters with equal keys become alternatives in one request.
+    """Return a grouping key: consecutive clusters with equal keys share a request.
 
-    SageMaker starts one of the alternatives. Two clusters have equal keys if both are on-demand,
-    both have the same region and training command, and neither mixes instance types. Any other
-    cluster has a key of its own.
+    SageMaker starts one of the clusters in a request. On-demand clusters of a single instance type
+    have equal keys if they have the same region and training command. Any other cluster has a
+    unique key.
     """
     if cluster.market == "spot" or len(cluster.types) > 1:
         return (cluster.rank,)

@@ -146,8 +146,8 @@ class Selection:
     def warnings(self) -> list[str]:
         """Return warnings about the requested row.
 
-        The warnings are about old data, a deadline or budget that is probably missed, and a run to
-        measure before the row is used.
+        Reasons for a warning: the table or a price is old, the row probably misses its deadline or
+        budget, or its status is "measure_first".
         """
         row, warnings = self.first.row, []
         renew = f"`{refresh_command(row['provider'], '0')}` renews it"
@@ -165,7 +165,7 @@ class Selection:
         return warnings
 
     def _age_days(self, column: str) -> float:
-        """Return the age of the requested row's prices or publication, in days.
+        """Return the number of days from the row's time in `column` to the export.
 
         column: "price_as_of" or "published_at".
         """
@@ -220,5 +220,5 @@ def as_yaml(value: Any) -> str:
 
 
 def label(text: str) -> str:
-    """Convert a text to a name for Kubernetes and SkyPilot: lower-case letters, digits, hyphens."""
+    """Convert a text such as "ViT_L" to a Kubernetes or SkyPilot name such as "vit-l"."""
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
