@@ -8,13 +8,14 @@ in dollars:
 - `claimed`: the amount that other runs of `srift refresh` have reserved under the same cap
 - `worst`: the worst-case cost of the launch itself
 
-    billed = 60 ceil(deadline / 60) + LATE_S      maximum billed seconds
-    worst  = price x billed / 3600
+    billed = 60 ceil(deadline / 60) + LATE_S        maximum billed seconds
+    worst  = price x billed / 3600 + fixed
 
-The machines stop themselves `deadline` seconds after their request. LATE_S is the maximum number of
-seconds that are billed after the deadline. `price` is the highest possible price in dollars per
-hour. If the wished deadline does not fit under a cap, a shorter deadline is used. If the shortest
-useful deadline does not fit either, the launch is refused.
+`deadline` is the number of seconds after which the machines shut themselves down. LATE_S is the
+maximum number of seconds that are billed after the deadline. `price` is the highest possible price
+in dollars per hour. `fixed` is the cost of downloads and uploads. If the longest useful deadline is
+too expensive, a shorter deadline is used. The launch is refused if even the shortest useful
+deadline is too expensive.
 """
 
 import math
@@ -72,7 +73,7 @@ class Allowance(NamedTuple):
 
 
 def billed_s(deadline_s: float) -> float:
-    """Return the maximum number of seconds for which a machine with this deadline is billed."""
+    """Return the maximum billed seconds of a machine that shuts down after `deadline_s` seconds."""
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + LATE_S
 
 
@@ -81,9 +82,9 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
+    """Return how many seconds a launch may run so that it costs at most `left_usd` dollars.
 
-    The deadline is a whole number of minutes.
+    The cost is the worst-case cost. The result is a whole number of minutes.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -146,14 +147,14 @@ def allow(
     caps: Sequence[Cap],
     once_usd: float = 0.0,
 ) -> Allowance:
-    """Decide if a launch is permitted, and how long its machines may run.
+    """Decide if a launch is permitted, and with which deadline.
 
-    The deadline is the longest with which the worst-case cost stays within every cap.
-
-    The launch is refused if the deadline is shorter than `least_s`, or if the price is unknown.
+    The deadline is the number of seconds after which the machines shut down. It is as long as every
+    cap permits, but at most `wished_s`. The launch is refused if the deadline would be shorter than
+    `least_s`, or if the price is unknown.
 
     usd_per_hour: the highest possible price of the launch; None means unknown.
-    wished_s: the longest useful deadline in seconds. The result is never longer.
+    wished_s: the longest useful deadline in seconds.
     least_s: the shortest useful deadline in seconds.
     once_usd: the part of the cost that does not depend on the deadline, such as downloads.
     """

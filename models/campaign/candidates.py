@@ -29,9 +29,9 @@ _LEAST_PROFILED = 3  # batch sizes needed to fit seconds of one device as a line
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The assumed time costs of launches and runs, in seconds (not dollars).
+    """The assumed durations of launches and runs, in seconds.
 
-    The durations of planned launches and runs are estimated from these numbers. The defaults are
+    A launch starts the machines of a cluster, and measures several runs on them. The defaults are
     for local hosts.
     """
 
@@ -79,7 +79,7 @@ class PlannedRun:
     attributes:
         steps: the number of steps.
         checkpoint_every: the number of steps between two checkpoints.
-        wait_s: seconds to wait for the stopped machine.
+        wait_s: seconds that the other machines wait for a replacement of the stopped machine.
         lose_after_s: seconds from the first step until the last machine is stopped; None means that
             no machine is stopped.
     """
@@ -136,8 +136,8 @@ class PlannedRun:
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return the subsets of a cluster's machines, as {instance types: positions in `names`}.
 
-    `names` has the instance type of each machine. If several subsets have the same instance types,
-    the result has the positions of the first such subset.
+    `names` has the instance type of each machine. Of several subsets with equal instance types,
+    only the first is returned: `("a", "a")` gives `{("a",): (0,), ("a", "a"): (0, 1)}`.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):
@@ -147,10 +147,10 @@ def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...
 
 
 class Model(NamedTuple):
-    """The step-time model in use, reduced to what a campaign needs to know.
+    """The parts of the step-time model in use that are needed to plan a campaign.
 
     Attributes:
-        choice_set: {workload: the setups that compete for its goals}.
+        choice_set: {workload: the setups that may be the best choice for one of its goals}.
         joint: a function that returns the joint distribution of the log step times of setups.
         workloads: the (workload, mode) pairs that the model was trained on.
         types: the instance types that the model can predict.
@@ -201,12 +201,13 @@ def profile_of(
 def learning_runs(
     workload: Workload, mode: Mode, seeds: Iterable[int], pair: Cluster, costs: Costs
 ) -> list[PlannedRun]:
-    """Return runs that show if `mode` converges like the DDP mode that it would replace.
+    """Return runs that compare the convergence of `mode` with the convergence of DDP.
 
-    For each seed, there is a run in `mode` and a run in the DDP mode (`mode.dense`). `pair` is a
-    cluster of two equal machines, and each run uses both. The list is empty if `pair` cannot train
-    in `mode`. The list is also empty if the minimum global batch has less than one sample for each
-    device.
+    For each seed, there is a run in `mode` and a run in the corresponding DDP mode (`mode.dense`).
+    Each run uses both machines of `pair`, which are equal. The list is empty in two cases:
+
+    - `pair` cannot train in `mode`.
+    - The minimum global batch has fewer samples than `pair` has devices.
     """
     kind = pair.members[0].instance_type
     share = workload.global_batch_least // (2 * kind.devices)
@@ -247,12 +248,12 @@ def training_runs(
     - half the smallest batch
     - the smallest batch in two accumulation steps
 
-    In modes that need only one device, a single machine with several devices is also measured with
-    one device in use. This shows how much devices slow each other down. Unequal machines share the
-    batch so that they finish together.
+    A single machine with several devices also gets runs on only one device, if the mode permits
+    this. These runs show how much devices slow each other down. Unequal machines share the batch so
+    that they finish together.
 
-    profiles: measured seconds of single devices, from which the speed of each machine follows. If a
-        machine of the cluster has no profile, its number of cores stands for its speed.
+    profiles: measured seconds of single devices, which determine the speeds of machines. If any
+        machine of a cluster has no profile, the numbers of cores determine the speeds instead.
     model: predicts step times, from which the durations of the runs are estimated.
     costs: assumed durations, such as the seconds to start a launch.
     """

@@ -1,16 +1,16 @@
 """Choose the few runs (pilots) that would improve an uncertain choice most.
 
-The model's covariance S of log step times determines how the result of a pilot p changes the
-expected log step time of setup c:
+A pilot p measures the log step time of a setup. Its result also changes the expected log step time
+of every other setup c. S is the model's covariance of log step times:
 
     E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
 
 Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most. If
 no single run lowers regret enough, the pilot is the run that changes expected log step times most.
 
-Regret is the loss of the chosen setup minus the lowest loss of all setups. `choice_rule.losses`
-determines the chosen setup. The loss in the regret is `choice_rule.weighed`: the log objective plus
-a penalty for exceeding the goal's limit (a deadline or a budget).
+Regret is the loss of the chosen setup minus the lowest loss of all setups. This loss is the log
+objective plus a penalty for exceeding the goal's deadline or budget (`choice_rule.weighed`). The
+choice itself follows `choice_rule.losses`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,9 +14,9 @@ run has four features:
 - its workload, mode, number of machines and number of instance types
 - its workload, mode, global batch and number of accumulation steps
 
-Planned runs lower the value of similar runs. If the model can predict two runs of a workload, the
-planning of the first run multiplies the value of the second run by 1 - rho^2. rho is the
-correlation of the log step times that the two runs will measure. After each planned launch, the
+Planned runs lower the value of similar runs. Let a and b be two runs of a workload, both of which
+the model can predict. If a is planned, the value of b is multiplied by 1 - rho^2. rho is the
+correlation of the log step times that a and b will measure. After each planned launch, the
 decreases of regret are computed again.
 """
 
@@ -54,8 +54,8 @@ class Past:
 
     - `runs`, `profiles`, `probes`, `failures`: rows of the warehouse's marts, or empty frames.
     - `stale_before`: training runs that were measured before this time are ignored.
-    - `drifting`: {instance type that drifts: time of the newest run that was tested for drift}.
-      Training runs on the instance type up to this time are ignored.
+    - `drifting`: {instance type: time of the newest run that was tested for drift}, for types that
+      drift. Training runs on the type up to this time are ignored.
 
     An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
@@ -109,10 +109,10 @@ class Knowledge:
     """The information from measured and planned runs that determines the value of further runs.
 
     Attributes:
-        done: the keys (see `_identity`) of runs that are not bought again.
-        doubted: instance types whose predictions are not used. These types drift, or all their runs
-            are too old. A type drifts if too many of its new runs lie outside their predicted
-            intervals.
+        done: the keys of runs that are not bought again, for example measured runs (see
+            `_identity`).
+        doubted: instance types whose predictions are not used, because they drift or all their runs
+            are too old. A type drifts if too many new runs lie outside their predicted intervals.
         seen: {feature: number of measured and planned runs that have it}. The docstring of the
             module defines the four features of a run.
         model: the predictions of the model in use; None if there is no model.
@@ -238,8 +238,8 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     - profile: the workload, the mode and the instance type
     - other kinds: the instance types of the machines
 
-    devices: {instance type: number of devices}. It is used if `layout`, the devices used on each
-        machine (such as `4+4+2`), is missing in a row.
+    devices: {instance type: number of devices}, for rows without a `layout`. The layout is the
+        number of devices used on each machine, such as `4+4+2`.
     """
     kind, members = row["kind"], types_of(row["cluster"])
     if kind == "train":

@@ -2,7 +2,7 @@
 
 A campaign is all launches of one run of `srift refresh`. It has caps on dollars and seconds. A
 launch acquires a cluster and measures several runs on it. Training runs are added to a launch until
-the next run would lower their value per second. `run_value.py` defines the value of a training run.
+the next run would lower the average value per second. `run_value.py` defines the value of a run.
 
 The next launch is the launch with the highest ratio of value to cost. The value is the sum over the
 launch's runs. The cost is a share of the remaining dollars or of the remaining seconds, whichever
@@ -204,10 +204,10 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return launches that check if modes converge like DDP, at most one launch per workload.
 
-    `wanted` has the (workload, mode, seeds) triples to check, sorted by workload. All launches
-    together use at most two thirds of the caps. A launch uses the cheapest pair of equal machines
-    that fits the caps and can train in at least one of the modes. If no pair can check all modes of
-    a workload within the caps, the last modes are left out.
+    `wanted` has a (workload, mode, random seeds) triple for each check, sorted by workload. All
+    launches together use at most two thirds of the caps. A launch uses a pair of equal machines:
+    the cheapest pair that can train in at least one of the modes within the caps. If no pair can
+    check all modes of a workload within the caps, the last modes are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -238,9 +238,9 @@ def elastic_launch(
 ) -> PlannedLaunch | None:
     """Return a launch that measures the cost of losing a machine during training.
 
-    The launch trains a workload on a cluster, as the row `recommended` of the published table says.
-    It stops the last machine on purpose. The first machine is on-demand, and all other machines are
-    spot. Returns None in these cases:
+    The launch trains with the setup of `recommended`, a row of the published table. It stops the
+    last machine on purpose. The first machine is on-demand, and all other machines are spot.
+    Returns None in these cases:
 
     - The setup has a single machine.
     - The strategy is not DDP, or a switch such as torch.compile or offload is on.
@@ -334,8 +334,8 @@ def _fill(
     """Return the best runs for a launch of `cluster`, and their value per billed second.
 
     1. The profiles and probes in `first` are added if they fit into `most_s` seconds.
-    2. Training runs are added, the run with the highest value per second first. Adding stops at the
-       first run that would lower the training runs' total value per billed second.
+    2. Training runs are added, in descending order of value per second. Adding stops at the first
+       run that would lower the average value per billed second of the added training runs.
 
     Returns ([], 0.0) if the launch would have neither a training run nor a profile.
 

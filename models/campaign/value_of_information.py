@@ -1,15 +1,14 @@
 """Compute how much a run is expected to improve the published choices (knowledge gradient).
 
-A run r measures the step time of a setup. Log step times are jointly normal, so r also changes the
-mean log step time of every other setup c:
+A run r measures the log step time of a setup. Log step times are jointly normal, so the result also
+changes the mean log step time of every other setup c. z is a standard normal variable: how many
+standard deviations the result is above its mean.
 
-    mean_c   -> mean_c + cov(c, r) / sqrt(var_r + noise_r) z
+    mean_c   -> mean_c + z cov(c, r) / sqrt(var_r + noise_r)
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-z is a standard normal variable: the measured log step time of r, minus its mean, in standard
-deviations. `choice_rule.losses` determines the choice. The loss in value(r) is
-`choice_rule.weighed`: the log objective plus a penalty for exceeding the goal's limit (a deadline
-or a budget).
+`choice_rule.losses` determines the choice. The loss in value(r) is `choice_rule.weighed`: the log
+objective plus a penalty for exceeding the goal's limit (a deadline or a budget).
 
 Regret is the loss of the choice minus the loss of the best setup. The best setup is unknown, but it
 does not depend on r. Therefore, r decreases the expected regret and the expected loss by the same
@@ -92,16 +91,15 @@ class Belief(NamedTuple):
 class OpenChoice(NamedTuple):
     """A goal of a workload, and the setups that compete for this goal.
 
-    For each setup, the class has the numbers from which the job's hours and dollars follow. If
-    `step_s` is the step time of the setup, the whole job is expected to take and cost:
+    Each array has an entry per setup. If a step takes `step_s` seconds, the whole job has these
+    expected hours and dollars:
 
         hours = fixed_hours + hours_per_step_s x step_s
         usd   = usd_per_hour x hours + download_usd
 
-    Each array has an entry per setup. `places` has the positions of the setups in a `Belief`.
-    Start-up and interruptions make hours uncertain even if the step time is known. For a known step
-    time, log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
-    `irreducible_sd`.
+    `places` has the positions of the setups in a `Belief`. Start-up and interruptions vary, so the
+    hours are uncertain even for a known step time. log(hours / expected hours) then has the mean
+    `irreducible_mean` and the standard deviation `irreducible_sd`.
     """
 
     goal: Goal
@@ -115,7 +113,7 @@ class OpenChoice(NamedTuple):
 
 
 def choice(question: OpenChoice, belief: Belief) -> int:
-    """Return the position in `question.places` of the setup that is best according to `belief`.
+    """Return the best setup according to `belief`, as an index into `question.places`.
 
     The best setup has the lowest finite loss. If no loss is finite, the setup that is most likely
     to keep the goal's limit is the best.
@@ -127,12 +125,9 @@ def choice(question: OpenChoice, belief: Belief) -> int:
 def gain(
     question: OpenChoice, belief: Belief, runs: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return how much each run is expected to change the choice, as two (runs,) arrays.
+    """Return, for each run, the expected decrease of regret and the chance of a changed choice.
 
-    1. the expected decrease of regret
-    2. the probability that another setup is chosen after the run
-
-    `runs` has the position in `belief` of each run's setup.
+    Both results are (runs,) arrays. `runs` has the position in `belief` of each run's setup.
     """
     now = choice(question, belief)
     shift = belief.mean_shift(runs)[:, None, question.places]
@@ -147,11 +142,10 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return the log objective of each setup of `question`, and how well it keeps the goal's limit.
+    """Return each setup's log objective, and its chance of keeping the goal's limit (`Meeting`).
 
-    The objective is the job's expected hours or dollars. The goal says which of the two is
-    minimised. The second result is a `Meeting` (from "to meet a limit"). It has the probability of
-    keeping the limit and the expected excess over the limit.
+    The objective is the job's expected hours or dollars, whichever the goal minimises. The
+    `Meeting` has the probability of keeping the limit and the expected excess over the limit.
 
     mean, variance: the mean and the variance of log step seconds. They must broadcast to
         (..., setups), the shape of the results.
@@ -167,16 +161,14 @@ def aim_and_meeting(
 
 
 def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntArray:
-    """Return the setup that is chosen, as its position in `question.places`.
+    """Return the chosen setup as an index into `question.places`, in an array of shape (...).
 
     The setup with the lowest finite loss is chosen (see `choice_rule.losses`). If no loss is
     finite, the setup that is most likely to keep the goal's limit is chosen.
 
-    log_aim: (..., setups) logs of the expected hours or dollars of the job. The goal says which of
-        the two is minimised.
+    log_aim: (..., setups) logs of the job's expected hours or dollars, whichever the goal
+        minimises.
     meeting: (..., setups) the probability of keeping the limit, and the expected excess over it.
-
-    The result has the shape (...).
     """
     loss = losses(question.goal, log_aim, meeting)
     cheapest, safest = loss.round(9).argmin(axis=-1), meeting.chance.argmax(axis=-1)
@@ -187,9 +179,10 @@ def choices(question: OpenChoice, log_aim: FloatArray, meeting: Meeting) -> IntA
 def run_values(questions: Sequence[OpenChoice], belief: Belief, runs: Sequence[int]) -> FloatArray:
     """Return an (n,) array: how much a run of each of the n setups in `belief` would lower regret.
 
-    The decrease of regret is summed over `questions`. A question adds nothing if the run lowers its
-    regret by less than 0.1 % (LEAST_REGRET). It also adds nothing if the run changes its choice
-    with a probability below 2 % (LEAST_CHANCE).
+    The decrease is summed over `questions`. A question adds 0 in two cases:
+
+    - The decrease is below 0.001 (LEAST_REGRET), which is 0.1 % of the objective.
+    - The probability that the run changes the choice is below 2 % (LEAST_CHANCE).
 
     runs: the positions of the setups to compute. All other setups get 0.
     """

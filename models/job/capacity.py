@@ -9,7 +9,8 @@ mu, u and the noise. A launch counts as one observation per instance type, becau
 start in similar times.
 
 The chance p that a request for one machine is granted is fitted for each instance type, market and
-zone. A cluster starts only if all its n machines are granted at the same time:
+zone. A cluster starts only if all its n machines are granted at the same time. The chance
+of this is p_gang:
 
     p       ~ Beta(requests granted, requests refused), with a prior that counts as 5 requests
     p_gang  = p^(1 + (n - 1) (1 - shared))
@@ -110,8 +111,8 @@ def fit_availability(requests: pd.DataFrame) -> Granted:
     """Fit the probability that a request is granted, for each instance type, market and zone.
 
     `requests` has a row per request and instance type, with columns instance_type, market, zone and
-    granted. A request for many machines counts like a request for one machine. If large requests
-    are refused, the result for the type is therefore too low.
+    granted. A request for many machines counts like a request for one machine. Refusals of large
+    requests therefore make the probability too low.
     """
     found = requests.groupby(["instance_type", "market", "zone"])["granted"].agg(["sum", "size"])
     prior = found.index.get_level_values("market").map(_GRANTED).to_numpy(float)

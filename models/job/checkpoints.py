@@ -2,12 +2,12 @@
 
 The seconds to write or read a checkpoint depend on its size and the instance type:
 
-    line        = 3.6 s + 0.02 s per MB
-    log seconds = x + mu + u_type + b (x - mean of x) + noise,      x = log line
+    x           = log(3.6 s + 0.02 s per MB)
+    log seconds = x + mu + u_type + b (x - mean of x) + noise
 
-CM-DARE [Li et al. 2020] measured the line on the storage of another cloud. The two constants of the
-line are not fitted, because checkpoints of a few workloads do not determine them. Three
-corrections are fitted, with normal priors around 0: mu for all checkpoints, u_type for each
+CM-DARE [Li et al. 2020] measured the line 3.6 s + 0.02 s per MB on the storage of another cloud.
+Its two constants are not fitted, because checkpoints of a few workloads do not determine them.
+Three corrections are fitted, with normal priors around 0: mu for all checkpoints, u_type for each
 instance type, and b for the size of the checkpoint.
 """
 

@@ -7,7 +7,7 @@ since the last checkpoint.
   the sum of its machines' hazards.
 - c: the hours to write a checkpoint (checkpoints.py).
 - I: the optimal hours of work between two checkpoints.
-- n: the number of pieces, which is as small as possible. No piece has more than I hours of work.
+- n: the smallest number of pieces for which no piece has more than I hours of work.
 - `replacement`: the mean hours until a lost machine is replaced. An interruption during a
   replacement restarts the replacement.
 
@@ -19,8 +19,8 @@ since the last checkpoint.
     lost  = 1/h - s / (exp(h s) - 1)      mean hours that are lost by one interruption
     hours = start-up + r + N (lost + replacement)
 
-The formulas are exact for memoryless interruptions (derived for Srift). Real interruptions come in
-bunches. Therefore, the drawn number of interruptions has a random hazard (see `drawn_hours`).
+The formulas from r to hours were derived for Srift. They are exact for memoryless interruptions.
+Real interruptions come in bunches, so `drawn_hours` also draws the hazard at random.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def drawn_hours(
     Start-up, checkpoints and interruptions are drawn here; the hours of training steps are given.
     The number of interruptions is Poisson. Its mean is multiplied by two Gamma variables of mean 1:
 
-    - The first is for the uncertainty of the estimated hazard. Its variance is `conditions.doubt`.
-    - The second is for bunches of interruptions. Its variance is
+    - The first models the uncertainty of the estimated hazard. Its variance is `conditions.doubt`.
+    - The second models bunches of interruptions. Its variance is
       (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
 
-    `passing` is in interruption_rates.py. n is the number of pieces between checkpoints. Each piece
-    is repeated until it succeeds, so its number of interruptions is geometric. The factor 1 + 1/n
-    accounts for this.
+    `passing` is in interruption_rates.py. n is the number of pieces between checkpoints. A piece is
+    repeated until it succeeds, so its interruptions have a geometric distribution. The factor
+    1 + 1/n accounts for this.
 
     All clusters use the same uniform draws, so their results differ only because of the arguments.
 

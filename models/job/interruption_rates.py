@@ -13,11 +13,11 @@ EC2's Spot Advisor publishes.
 - lambda_zone: the rate of the type in a zone. With shape 1, the rate may lie anywhere between 0
   and a few times m_type. The shape is not learned, because a type has only a few zones.
 - N_window: the number of interruptions in an observed period (window) of `hours` machine-hours.
-- G: the demand in a zone, relative to its mean. Demand rises for hours and drifts during weeks, so
-  interruptions come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
-- `bunching`: the first term of the variance of G, which is for the drift. The second term is for
-  the rises, and is smaller in long windows, because rises average out.
-- tau: the typical duration of a rise, 24 hours.
+- G: the demand in a zone, relative to its mean. Demand has peaks of some hours, and drifts during
+  weeks. Interruptions therefore come in bunches and are not memoryless [CM-DARE, Li et al. 2020].
+- `bunching`: the variance of G due to the drift. The second term of the variance is due to peaks,
+  which average out in long windows.
+- tau: the typical duration of a peak, 24 hours.
 
 The estimate for a zone lies between the rate of the instance type and the rate that was observed in
 the zone.
@@ -59,9 +59,9 @@ _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all m
 def passing(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
-    A rise in the demand for spot machines lasts about 24 hours, so rises average out in long jobs.
-    The result is a ratio of two variances. The numerator is the variance of the mean demand over
-    `hours`, and the denominator is the variance of the demand at a single time.
+    The demand for spot machines has peaks of about 24 hours, which average out in long jobs. The
+    result is the variance of the mean demand over `hours`, divided by the variance of the demand at
+    a single time.
     """
     return _SHOCK_HOURS / (_SHOCK_HOURS + np.maximum(hours, 0.0))
 

@@ -49,8 +49,8 @@ class LogSeconds:
     def log_medians(self, keys: Sequence[tuple[str, str]]) -> FloatArray:
         """Return a (keys, 2) array: the log median seconds and its standard deviation.
 
-        The covariate x has the value `centre`. Each key is a (group, member). An unknown member has
-        the median of its group.
+        The medians are for x = `centre`. Each key is a (group, member). An unknown member has the
+        median of its group.
         """
         found = []
         for key in keys:

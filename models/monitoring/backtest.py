@@ -33,8 +33,8 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
                            but no measurements of the workload
 
     Raises:
-        ValueError: if `data` has no profile and no valid run, or if it has rows of several
-            providers.
+        ValueError: if `data` has rows of several providers, or nothing to fit (no profile and no
+            valid run).
     """
     asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
     names = {name for cluster in asked["cluster"] for name in types_of(cluster)}

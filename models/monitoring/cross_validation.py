@@ -7,8 +7,8 @@ group's runs and then predicts them. There are three splits, with these groups:
     cluster_size   all runs on clusters with the same number of instances
     setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
-In the split `workload`, more than eight combinations of workload and mode are merged at random into
-eight groups.
+The split `workload` has at most eight groups. If there are more combinations of workload and mode,
+they are distributed over eight groups at random.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.
@@ -54,9 +54,9 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    A split is a way to divide the runs into groups, such as by cluster size. If the group is a
-    cluster size above 1, the training data also lack the probes (sweeps of all-reduces) on clusters
-    of this size.
+    A split divides the runs into groups, for example by cluster size. If the group is a cluster
+    size above 1, the training data also lack the probes (sweeps of all-reduces) on clusters of this
+    size.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = machines(runs)
@@ -97,7 +97,10 @@ def machines(rows: pd.DataFrame) -> IntArray:
 
 
 def _setups(rows: pd.DataFrame) -> list[str]:
-    """Return a text with the workload, the mode and the sorted cluster of each row."""
+    """Return a text for each row, such as `resnet in bf16 fsdp on 2xg5.xlarge`.
+
+    The machines of the cluster are sorted by instance type.
+    """
     clusters = [cluster_name(sorted(types_of(name))) for name in rows["cluster"]]
     return [f"{work} on {name}" for work, name in zip(_labels(rows), clusters, strict=True)]
 
@@ -108,8 +111,8 @@ def fitted(
     """Return the model fitted to all data, and a frame of held-out predictions.
 
     The docstring of the module describes the splits and their groups. The frame has a row for each
-    split and run. The runs of a group are left out if the model cannot be fitted or cannot predict
-    them without the group. The columns are:
+    split and run. A group has no rows if the model without the group's runs cannot be fitted, or
+    cannot predict these runs. The columns are:
 
         split, group             the split, and the group that has the run
         row, run_id              the position of the run among the valid runs, and its id
@@ -205,7 +208,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:
-    """Return the names of everything that `model` can predict: workloads in a mode, instance types.
+    """Return the names of the workloads (with modes) and instance types that `model` can predict.
 
     Examples are "workload resnet in bf16 fsdp" and "instance type g5.xlarge". The text "workload
     resnet" stands for the default mode. A workload or type is left out if its definition in `data`

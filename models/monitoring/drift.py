@@ -45,16 +45,15 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Ro
     """Decide which groups of runs drift, and return a row of the table raw_drift for each group.
 
     A group is the runs on one instance type in one zone. A run on several instance types belongs to
-    several groups. The p-value of a group is the probability that at least as many of its runs
-    would be outside their intervals without drift.
+    several groups. The p-value of a group is the probability, without drift, of at least the
+    observed number of runs outside their intervals.
 
-    The group with the smallest p-value drifts if the p-value times the number of tested groups is
-    at most 5 %. The runs of this group are then removed from all groups, so that a run indicates
-    drift of only one type. The remaining groups are tested again. A group without remaining runs
-    has no row.
+    1. The group with the smallest p-value drifts if (p-value) x (number of tested groups) <= 0.05.
+    2. If it drifts, its runs are removed from all groups, because a run indicates drift of only one
+       type. The remaining groups are tested again. A group without remaining runs has no row.
 
-    A drift that was found earlier continues while at least half of the group's recent runs are
-    outside their intervals. The start of the drift does not change.
+    A group in `before` still drifts if at least half of its recent runs are outside their
+    intervals. The start of its drift does not change.
 
     scored: the recent runs with their measured and predicted step times (see `recent`).
     before: {group that drifts so far: start of its drift}.
@@ -94,7 +93,7 @@ def _measures(runs: pd.DataFrame) -> Row:
     - `since`: the time of the earliest of these runs
     - `direction`: "slower" if at least two thirds of these runs are slower than predicted, "faster"
       if at least two thirds are faster, else "either way"; "none" if there are no such runs
-    - `chance`: the probability that at least as many runs would lie outside without drift
+    - `chance`: the probability of at least `outside` such runs if there is no drift
     """
     above = runs["measured_s"] > runs["step_high_s"]
     below = runs["measured_s"] < runs["step_low_s"]

@@ -61,9 +61,9 @@ def verdict(
 
 
 def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str = "") -> Promotion:
-    """Decide about a new model (challenger) from its predictions and those of the model in use.
+    """Decide if a new model (the challenger) replaces the model in use (the champion).
 
-    The first case that applies decides if the challenger replaces the model in use (champion):
+    The first case that applies decides:
 
     1. There is no champion: promoted.
     2. The challenger predicts step times that are not finite: refused.
@@ -71,8 +71,8 @@ def decide(challenger: pd.DataFrame, champion: pd.DataFrame | None, *, news: str
     4. No run is predicted by both models: promoted.
     5. On the runs that both models predict, the challenger's mean error is higher in at least 95 %
        of bootstrap samples: refused. The bootstrap resamples setups and needs at least 3 setups.
-    6. On the runs that both models predict, the challenger's 90 % intervals cover less than 80 %
-       and less than the champion's intervals: refused. This case needs at least 8 runs.
+    6. On the runs that both models predict, the coverage of the challenger's 90 % intervals is
+       below 80 % and below the champion's coverage: refused. This case needs at least 8 runs.
     7. All other cases: promoted.
 
     Args:
@@ -149,10 +149,10 @@ def _errors(scored: pd.DataFrame) -> pd.Series[float]:
 
 
 def _noise(gain: pd.Series[float], setup: pd.Series[str]) -> tuple[float, int]:
-    """Return the upper limit of the mean gain of the challenger, and the number of setups.
+    """Return an upper bound of the challenger's mean gain, and the number of setups.
 
-    The limit is the 95 % quantile over bootstrap samples of setups. If it is below 0, the
-    challenger is significantly worse.
+    The bound is the 95 % quantile of the mean gain over bootstrap samples of setups. If the bound
+    is below 0, the challenger is significantly worse.
 
     gain: for each run, the error of the champion minus the error of the challenger.
     setup: for each run, the label of its setup.

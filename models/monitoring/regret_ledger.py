@@ -67,17 +67,17 @@ def judge(
 ) -> list[Row]:
     """Return a row of the table raw_ledger for each published choice that was measured later.
 
-    A publication has ranked setups, with their predictions, for each goal of a workload on a
-    provider. The setup of rank 1 is the choice, and the setups of the following ranks are its
-    rivals. If several publications have the same choice for a goal in the same market, a run counts
-    only for the newest publication before the run.
+    A publication ranks setups for each goal of a workload on a provider. The setup of rank 1 is the
+    choice, and the setups of the following ranks are its rivals. If several publications have the
+    same choice for a goal in the same market, a run counts only for the newest publication before
+    the run.
 
     Args:
-        promises: rows of the mart `promises`: the published setups with their rank.
+        promises: rows of the mart `promises`: the published setups with rank and predictions.
         runs: measured runs.
-        workloads: facts of the workloads, for the checkpoint sizes.
-        devices: {instance type: number of devices}. It is used if `layout`, the devices used on
-            each machine (such as `4+4+2`), is missing in a row.
+        workloads: a row per workload, with columns workload, gradient_bytes and checkpoint_bytes.
+        devices: {instance type: number of devices}, for rows without a `layout`. The layout is the
+            number of devices used on each machine, such as `4+4+2`.
         conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """

@@ -9,9 +9,9 @@ The first of these causes that applies is named:
     input     making batches takes at least a third of the step
     compute   in all other cases: all machines compute more slowly than predicted
 
-An excess is a measured value minus the predicted value. Communication is the seconds of a step in
-which ranks wait for communication and do not compute. The measured value is `sync_s`, and the
-predicted value is `exposed_communication_s`.
+An excess is a measured value minus the predicted value. Communication is the time per step in which
+ranks wait for data from other ranks and do not compute. The column `sync_s` has the measured
+seconds, and `exposed_communication_s` has the predicted seconds.
 
 The reference computation is always the same, and runs before and after the steps. Its duration
 shows how fast the machine is. In data-parallel training, the steps of all ranks end at the same
@@ -50,8 +50,8 @@ def alarms(
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: {(workload, instance type): the share of a step that making batches took in a
-            profile}. Runs with a data loader (`loader_workers` is known) do not need it, because
-            their column `input_s` has the measured seconds.
+            profile}. It is not used for runs with a data loader (`loader_workers` is known), whose
+            column `input_s` has the measured seconds.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):

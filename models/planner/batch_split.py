@@ -113,10 +113,10 @@ def _even_out(
 ) -> None:
     """Move samples from small to large machines, as long as this shortens the step.
 
-    `split_groups` hands out one sample per device of a machine at a time. If fewer samples are left
-    than a large machine has devices, small machines get them and may become the slowest. A move
-    takes samples from small machines, and gives one sample to each device of a large machine. A
-    large machine has a multiple of the devices of a small machine.
+    `split_groups` gives each machine one sample per device at a time. The last samples may be too
+    few for a large machine. Small machines then get them, and may become the slowest. A move takes
+    samples from small machines, and gives one sample to each device of a large machine. The large
+    machine has a multiple of the devices of a small machine.
 
     samples: (clusters, types) the split, changed in place: samples per device, summed over the
         machines of the type.
@@ -265,7 +265,7 @@ def splits_of(
     Every device gets at least one sample in a micro-step, and the samples fit in its memory. There
     are splits with 1, 2 and 4 accumulation steps (ACCUMULATION_STEPS), if these numbers divide the
     global batch. If the batch needs accumulation to fit in memory, there is also a split with the
-    smallest divisor of the batch that is enough, such as 3 or 8.
+    smallest sufficient number of accumulation steps, such as 3 or 8.
 
     Args:
         workload: the workload with its allowed modes.

@@ -40,8 +40,8 @@ class Supply:
     - `job_conditions` has the start-up, checkpoint and interruption models.
     - `vetoes` has the modes (precision, strategy, switches) that must not be chosen, as
       {mode: reason}.
-    - `most_mixed` limits the number of clusters if there are many instance types. Only mixed
-      clusters are then left out (see `compositions`), never clusters of a single type.
+    - `most_mixed` limits the number of clusters if there are many instance types. Some mixed
+      clusters are then left out (see `compositions`), but all clusters of a single type remain.
     """
 
     offers: Sequence[Offer]
@@ -64,7 +64,8 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Some candidates have clusters that cannot be launched. The method `setups` leaves them out.
+    Some candidates have clusters that cannot be launched. The method `setups` skips such
+    candidates.
 
     - `splits`: the batch splits, which say how many samples each device gets
     - `zones`: for each market and zone, the offers as {instance type: offer}
@@ -181,13 +182,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers without those that are unlikely to be in the best cluster.
+    """Return the offers that may be in the best cluster, in unchanged order.
 
-    An offer is a winner if it is the cheapest offer of its instance type in its market, by price
-    per hour or by cost of the downloads at the start. In each market, the MOST_ZONES zones with the
-    most winners keep all their offers. The remaining zones keep only their winners. Interruption
-    rates are not compared, because the published rates differ too little to outweigh a price. The
-    order of the offers does not change.
+    For each market and instance type, two offers are winners: the offer with the lowest price per
+    hour, and the offer with the cheapest downloads at the start. In each market, the four zones
+    with the most winners (MOST_ZONES) keep all their offers. The remaining zones keep only their
+    winners. Interruption rates are not compared, because the published rates differ too little to
+    outweigh a price.
     """
     by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
     by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))

@@ -76,8 +76,7 @@ def known_meeting(used: FloatArray, limit: float) -> Meeting:
 def normal_meeting(log_used: ArrayLike, sd: ArrayLike, limit: float) -> Meeting:
     """Return how well a limit is met if the used hours or dollars are log-normal.
 
-    The chance is the probability that they are at most `limit`. The overshoot is
-    E[max(0, log(used / limit))].
+    The chance is P(used <= limit). The overshoot is E[max(0, log(used / limit))].
 
     log_used: the mean of the log of the used hours or dollars.
     sd: the standard deviation of the log. The two arrays are broadcast.

@@ -40,7 +40,7 @@ def unproven(
 
 
 def able_modes(setup: Setup, modes: Sequence[Mode]) -> list[Mode]:
-    """Return those of `modes` in which the setup's cluster can train with the setup's batches."""
+    """Return the `modes` in which the cluster of `setup` can train with the batches of `setup`."""
     equal = len(set(setup.batch_per_device)) == 1
     return [
         mode
@@ -60,11 +60,12 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text has the reason from `vetoes` for each strategy that must not be chosen, if the cluster
-    supports the strategy and the setup has the same precision and switches. For each strategy that
-    must be reliably faster than DDP (`Mode.must_be_faster`), the text also says if it is faster.
-    This comparison is left out if the workload or the cluster does not support the strategy, or
-    does not support DDP.
+    The text is about strategies that the cluster supports. Precision and switches are those of the
+    setup.
+
+    - For each strategy in `vetoes`, the text gives the reason of the veto.
+    - For each strategy that must be faster than DDP (`Mode.must_be_faster`), the text says if it is
+      reliably faster. The workload and the cluster must support both the strategy and DDP.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -31,7 +31,7 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     The text has at least two decimals and three significant digits.
 
     what: the unit of `value`, "hours" or "usd".
-    up: if True, the amount is rounded up, so that it is enough as a deadline or budget.
+    up: if True, round up, so that `value` does not exceed the shown deadline or budget.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":
@@ -95,11 +95,11 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
 
 
 def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
-    """Return a text that says that no cluster keeps the goal's limit, and what would be possible.
+    """Explain that no cluster keeps the goal's limit, and suggest a limit that can be kept.
 
     The text names the lowest limit that a cluster keeps with the required probability. It also
-    names the cluster that is most likely to keep the stated limit, if its probability is at least
-    0.5 %. `usable` has the positions in `costs` to consider.
+    names the cluster that is most likely to keep the stated limit. This cluster is left out if its
+    probability is below 0.5 %. `usable` has the positions in `costs` to consider.
     """
     what, drawn = goal.used, costs.drawn[goal.used][usable]
     required = EVEN_ODDS if goal.p_required is None else goal.p_required

@@ -1,6 +1,6 @@
 """Check if a strategy with compressed gradients reaches about the same training loss as DDP.
 
-A run is divided into windows of consecutive steps, and records the mean loss of each window. If
+The steps of a run are divided into windows of consecutive steps. Each window has a mean loss. If
 runs have different numbers of windows, the additional windows of longer runs are ignored. These
 losses are averaged over seeds:
 
@@ -18,8 +18,8 @@ A run of the strategy and a run of DDP with the same seed form a pair, because t
 correlated. A Student's t test on the differences within the pairs decides if `loss` is above or
 below `allowed`. There is no verdict in these cases:
 
-- There are fewer than four pairs (LEAST_PAIRS), or runs with fewer than eight windows
-  (LEAST_WINDOWS).
+- The number of pairs is below four (LEAST_PAIRS).
+- A run has fewer than eight windows (LEAST_WINDOWS).
 - DDP diverged.
 - The difference between `loss` and `allowed` is not significant (one-sided, 95 %).
 - DDP learns too little: the decrease `first - dense` is not above the spread of DDP's last losses.

@@ -92,8 +92,8 @@ def seconds_of(
 def fastest(links: Links, rounds: Sequence[Round]) -> tuple[int, ...]:
     """Return the rank order of machines in which the communication rounds take the shortest time.
 
-    The order is the best that local searches from several starts find. For up to 8 machines, it is
-    nearly always the best of all orders.
+    Local searches start from several orders, and the best order that they find is returned. For up
+    to 8 machines, this order is nearly always the best of all orders.
     """
     random, machines = np.random.default_rng(0), np.arange(len(links.latency_s))
     pairs = list(combinations(machines, 2))

@@ -6,8 +6,9 @@ Planning has three stages, each with fewer candidates:
 2. The model predicts the step times of the best 2,000 candidates (LOOKED).
 3. The best 400 candidates (DRAWN) are ranked, with joint draws of step times from the model.
 
-If there are at most 400 candidates, all of them reach the last stage, except those that cannot be
-launched, and those whose strategy must be faster than DDP but is not (compression.py).
+A candidate is dropped before stage 3 if its cluster cannot be launched. It is also dropped if its
+strategy must be faster than DDP, but is not (compression.py). If at most 400 candidates remain, all
+of them reach stage 3.
 """
 
 import math
@@ -44,7 +45,7 @@ class Recommendation:
         rows: rows of the published table for each goal.
         frontier: rows on the Pareto frontier of expected hours and dollars, with the probability
             of keeping the first goal's limit.
-        ranked: the setups that were ranked with joint draws of step times.
+        ranked: the best setups, about 400 (DRAWN), ranked with joint draws of step times.
         candidates: the number of setups that were compared.
     """
 
@@ -208,19 +209,18 @@ def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
     """Return the positions of about `count` candidates to look at more closely.
 
     If at most `count` candidates have finite hours, all of these candidates are returned. If there
-    are more, the result has the following candidates:
+    are more, the result combines the following lists:
 
-    - the candidates that are nearest to the Pareto frontier of hours and dollars
-    - for each goal, the candidates with the lowest loss. The loss depends on the standard deviation
-      of log hours and log dollars, which is not known yet. Therefore, each value in _SPREADS is
-      assumed in turn.
-    - for each goal with a limit, the near misses, which explanations mention. A near miss exceeds
-      the limit, but has a better objective than every candidate that keeps the limit.
-    - for each goal and kind of device, the candidate with the lowest loss, and the candidate that
-      uses the least hours or dollars
+    1. the candidates that are nearest to the Pareto frontier of hours and dollars
+    2. for each goal, the candidates with the lowest loss. The loss depends on the standard
+       deviation of log hours and log dollars, which is not known yet. There is a list for each of
+       several assumed values (_SPREADS).
+    3. for each goal with a limit, the near misses, which explanations mention. A near miss exceeds
+       the limit, but has a better objective than every candidate that keeps the limit.
+    4. for each goal and kind of device, the candidate with the lowest loss, and the candidate that
+       uses the least hours or dollars
 
-    Each list except the last has at most two candidates with the same cluster and mode. There is a
-    list for each assumed standard deviation.
+    Lists 1 to 3 have at most two candidates with the same cluster and mode.
     """
     by = {name: found.column(name) for name in ("hours", "usd")}
     usable = np.flatnonzero(np.isfinite(by["hours"]))

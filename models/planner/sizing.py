@@ -9,12 +9,12 @@ units. O is the overhead and P the parallel work in seconds, and R = O / P.
     largest      the largest G with an efficiency of at least alpha is
                  floor((1 + R - alpha) / (alpha R))
     bandwidth    computation hides the exchange of gradients if the bandwidth is at least
-                 2 (G - 1) / G x gradient bytes, divided by the seconds from the first ready
-                 gradient bucket to the end of the backward pass
+                 2 (G - 1) / G * gradient bytes / hideable_s
     servers      the required number of parameter servers:
                  ceil(2 gradient bytes * workers / (server bytes per second * compute seconds))
 
-O and P follow from measurements of T(1) and T(m), where m is the largest measured number of units:
+`hideable_s` is the time from the first ready gradient bucket to the end of the backward pass. O and
+P follow from measurements of T(1) and T(m), where m is the largest measured number of units:
 
     O = (m T(m) - T(1)) / (m - 1),   P = T(1) - O
 
@@ -24,9 +24,8 @@ step is assumed to consist of k micro-steps with b samples per unit:
     on one unit        k C
     on several units   (k - 1) C + D
 
-C is the measured time of a step with b samples on one unit. D is the measured time of a step on
-several units with b samples per unit. D includes the exchange of gradients. This exchange takes
-place only in the last micro-step.
+C and D are the measured times of a step with b samples per unit: C on one unit, D on several units.
+D includes the exchange of gradients, which takes place only in the last micro-step.
 """
 
 from __future__ import annotations
@@ -118,9 +117,9 @@ class Scale(NamedTuple):
         """Return {number of units: seconds of a step with the global batch `batch`}.
 
         A unit is a machine, or a device of one machine. If `micro` is None, the result has every
-        measured step with this global batch. If `micro` is a number, a step consists of micro-steps
-        with `micro` samples per unit. If such a step was not measured, its seconds are the sum of
-        measured micro-steps.
+        measured step with this global batch. If `micro` is a number, the result has steps that
+        consist of micro-steps with `micro` samples per unit. The seconds of such a step are
+        measured, or else the sum of its measured micro-steps.
         """
         found: dict[int, float] = {}
         for (size, own, steps), step_s in sorted(self.steps.items()):
@@ -166,13 +165,14 @@ class Scale(NamedTuple):
 
 
 def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> list[Scale]:
-    """Return the step times of `workload` for each mode, instance type and devices per machine.
+    """Return a Scale of `workload` for each mode, instance type and number of devices per machine.
 
-    Runs on unequal machines are left out, and so are runs in modes that need several devices. If no
-    run measured a batch on a single device, a profile provides the step time of this batch.
+    Runs on unequal machines are left out. Runs in modes that need several devices are also left
+    out. If no run measured a batch on a single device, a profile provides the step time of this
+    batch.
 
-    devices: {instance type: number of devices}. It is used if `layout`, the devices used on each
-        machine (such as `4+4+2`), is missing in a run.
+    devices: {instance type: number of devices}, for runs without a `layout`. The layout is the
+        number of devices used on each machine, such as `4+4+2`.
     """
     # Step times by mode, instance type and devices_each, and by the keys of `Scale.steps`.
     measured: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -314,8 +314,8 @@ def _hiding(
         devices_each: the number of devices used on each machine.
         gradient_bytes: bytes of all gradients.
         machine: the instance type of the clusters.
-        backward: the share of the compute seconds from the first ready gradients to the end of the
-            backward pass. Only this part of the computation can hide the exchange.
+        backward: the part of the backward pass after the first gradients are ready, as a share of
+            the compute seconds. Only this part of the computation can hide the exchange.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each
