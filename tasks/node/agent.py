@@ -1,8 +1,8 @@
 """The agent, a process that runs the controller's plans on this machine with torchrun.
 
 The controller is the process that launched the machine. Agent and controller exchange files through
-a folder, the mailbox. The agent reports the machine's address and heartbeats. It never imports
-torch.
+a folder, the mailbox. The agent writes the machine's address once, and a heartbeat every second.
+The agent never imports torch.
 
 An attempt is one start of torchrun on the machines of a plan. Attempts are numbered from 1. When
 attempt 1 ends, the agent writes `finished-1.json` and waits for a plan with a higher attempt
@@ -86,7 +86,7 @@ class Agent:
             time.sleep(_POLL_S)
 
     def new_plan(self) -> Plan | None:
-        """Return the mailbox's plan if its attempt number exceeds the last plan's, else None."""
+        """Return the plan in the mailbox if its attempt is new to this agent, else None."""
         try:
             plan = plan_from_json((self.mailbox / "plan.json").read_text())
         except FileNotFoundError:
@@ -205,7 +205,7 @@ class Agent:
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """Return the id of the latest run, read from progress.json; "" if no run has begun."""
+        """Return the id of the run that this node began last; "" if no run has begun."""
         try:
             return str(json.loads((self.folder / "progress.json").read_text())["run_id"])
         except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file

@@ -11,9 +11,8 @@ file ANSWER. Keys of the object:
 
 The list has one dictionary per precision, with the keys that the function `checked` documents.
 
-Strategies that should train exactly like ddp are also compared with ddp, once and in fp32. The
-error messages of failed comparisons become the `problem` of the first dictionary whose `problem` is
-empty.
+Strategies that should train exactly like ddp are also compared with ddp, in fp32. The comparisons'
+error messages are stored as the `problem` of the first dictionary that has no other problem.
 """
 
 import json
@@ -78,15 +77,13 @@ def main() -> None:
 
 
 def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
-    """Train with strategy `name` and with ddp, and return an error message if their losses differ.
+    """Check that strategy `name` has the same losses as ddp. Return "", or an error message.
 
-    Also returns an error message if the strategy fails. Returns "" if the losses are equal up to
-    rounding. Also returns "" if ddp cannot train the model on this machine, for example because the
-    data are not on this machine.
+    Strategy and ddp train in fp32 on this machine's CPU. Their losses may differ by rounding
+    errors. The result is also "" if the data are in S3, or if the ddp training raises RuntimeError.
 
     batch: the workload's samples per step. Each rank trains with min(batch, 2) samples per step.
-    precision: a precision that the strategy must support. Both trainings still compute in fp32, to
-        detect small differences.
+    precision: a precision that the strategy must support. The check itself trains in fp32.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(
@@ -126,8 +123,8 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     Keys of the result:
 
         precision: the precision that was checked.
-        problem: why the workload fails. It is "" if the steps succeeded, if the data are not on
-            this machine, or if the CPU does not support the precision.
+        problem: why the workload fails; "" if the steps succeeded, the data are in S3, or the CPU
+            does not support the precision.
         notes: a list of warnings about probable mistakes.
         figures: a dictionary of measured values; None if the steps failed or were not run.
 

@@ -99,7 +99,9 @@ class Checkpoints:
         return None
 
     def note_start(self, start: dict[str, Any]) -> None:
-        """Store `start`, which describes one start or restart of the worker processes.
+        """Write the description of a start of the workers to a new file `start-<n>.json`.
+
+        start: the description, such as {"step": 40, "nodes": [0, 2], "lost_steps": 3}.
 
         Raises OSError if the file cannot be written.
         """

@@ -7,7 +7,8 @@ machine, downloads the objects below the S3 address.
 Files in the mailbox folder, where `digest` is the workload's `data_digest`:
 
     data.json               {"data": {digest: address}}, written by the controller before the plan
-    node-<i>/data.json      {digest: {"state": FETCHING, READY or FAILED, "reason"}}
+    node-<i>/data.json      {digest: {"state": "fetching" or "ready"}}, or after a failure
+                            {digest: {"state": "failed", "reason": "..."}}
     data/<digest>/          the downloaded objects
     data/<digest>.failed    the reason why the download failed
 """

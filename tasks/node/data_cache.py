@@ -106,8 +106,8 @@ class Cached(Dataset[Any]):
     def __getitem__(self, place: int) -> Any:
         """Return the sample at index `place` from the cache, or else from the dataset.
 
-        Negative indices count from the end. Raises IndexError if there is no such sample, and
-        ValueError if the sample cannot be pickled or changes when the dataset reads it again. Also
+        Negative indices count from the end. Raises IndexError if there is no such sample. Raises
+        ValueError if the sample cannot be pickled, or if two reads of the sample differ. Also
         raises the errors of the dataset.
         """
         at = range(self._samples)[place]
@@ -152,8 +152,8 @@ class _Store:
     digest: the first bytes of the file, which identify the dataset. An existing file that begins
         with other bytes is emptied.
     samples: the number of entries in the index.
-    room: the maximum total size of the samples in bytes. Infinity means that all but _MIN_FREE
-        bytes of the disk may be used.
+    room: the maximum total size of the samples in bytes. If infinite, samples are added until
+        only _MIN_FREE bytes of the disk are free.
     """
 
     def __init__(self, path: str, digest: bytes, samples: int, room: float) -> None:

@@ -32,11 +32,11 @@ _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("
 
 
 def is_named(expected: str, name: str) -> bool:
-    """Return True if torch's name of a device, `name`, matches the provider's name, `expected`.
+    """Return True if `name`, torch's name of a device, matches `expected`, the provider's name.
 
-    `name` must contain every word of `expected` as a whole word, in any order. For example, "NVIDIA
-    A100-SXM4-40GB" matches "A100", but "NVIDIA A10" does not match "A10G". If `name` is the name of
-    a virtual GPU, `expected` must name a fraction of a GPU, such as "L4 1/8".
+    `name` must contain every word of `expected`, except a fraction at the end. For example, "NVIDIA
+    A100-SXM4-40GB" matches "A100", but "NVIDIA A10" does not match "A10G". The virtual GPU "NVIDIA
+    L4-3Q" matches "L4 1/8", but not "L4". Every name matches ANY.
     """
     if expected == ANY:
         return True

@@ -45,8 +45,8 @@ def shares(global_batch: int, batches: Sequence[int]) -> list[list[int]]:
     """Divide `global_batch` samples among ranks, and return the micro-batch sizes of each rank.
 
     Samples are divided in proportion to `batches`, up to rounding. Every rank gets at least one
-    sample. All ranks get equally many micro-batches, some of which may be empty. The last
-    micro-batch of a rank is never empty, because ranks communicate only in the last micro-step.
+    sample. All ranks get equally many micro-batches. A micro-batch may be empty, except the last
+    micro-batch of a rank. For example, `shares(3, [1, 1])` is `[[1, 1], [0, 1]]`.
 
     global_batch: the number of samples, which must be at least the number of ranks.
     batches: the maximum micro-batch size of each rank.
@@ -176,10 +176,10 @@ class ElasticRun(Worker):
         }
 
     def checkpoint(self, built: LoadedWorkload, step: int, partial_loss: float) -> None:
-        """Write a checkpoint after `step` on the leader. Every rank must call this method.
+        """Write the checkpoint of step number `step`, if this rank is the leader.
 
-        The loss of the step is the sum of `partial_loss` over all ranks. The leader raises
-        FloatingPointError if this loss is not finite.
+        Every rank must call this method. The loss of the step is the sum of `partial_loss` over all
+        ranks. The leader raises FloatingPointError if this loss is not finite.
         """
         loss = sum(of_ranks(partial_loss, dist.group.WORLD))
         if not self.leads:

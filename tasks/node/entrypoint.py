@@ -37,7 +37,7 @@ class WorkloadError(Exception):
 class LoadedWorkload:
     """The model, loss, batch function and optimizer that an entrypoint returned.
 
-    Model, loss and batches are on `device`, unless `shared` leaves the model in host memory.
+    Loss and batches are on `device`. The model is on `device` if `shared` is False.
 
     make_batch: a function; `make_batch(batch)` returns (inputs, target) with `batch` samples.
     loss: a function; `loss(model(inputs), target)` is the mean loss of the samples.
@@ -124,7 +124,7 @@ def build(
     Raises:
         WorkloadError: if there is no entrypoint, or the entrypoint returns wrong objects.
         LoaderError: if the returned DataLoader cannot be rebuilt.
-        DataMissing: if the data are not on this machine.
+        DataMissing: if `workload.data` is an S3 address.
         Exception: any error of the user's code.
     """
     device = computing.device

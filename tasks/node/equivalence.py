@@ -5,13 +5,13 @@ train a few steps from the same weights on the same small batches, in fp32. Drop
 tensor parallelism and ddp draw different dropout masks.
 
 To measure the effect of rounding, ddp trains a second time, from weights that differ by rounding
-errors. `spread` is the largest difference between the losses of the two ddp trainings in any step
-so far.
-
-The check passes if the first and the last step satisfy this inequality, where `loss` is the
-strategy's loss and `plain` is the loss of the first ddp training:
+errors. In the first and in the last step, the losses must satisfy this inequality:
 
     |loss - plain| <= max(1e-5 |plain|, 10 spread)
+
+loss    the strategy's loss
+plain   the loss of the first ddp training
+spread  the largest difference between the losses of the two ddp trainings, up to this step
 
 The first step detects a wrong forward pass or loss function. The last step detects a wrong update
 of the weights.
@@ -48,9 +48,9 @@ _MEMORY_OF_DDP = 8
 
 
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
-    """Train a few steps with the strategy of the run `item` and with ddp, and compare the losses.
+    """Compare the losses of ddp and of strategy `item.strategy` in a few training steps.
 
-    Every rank must call this function. If ddp cannot train the model on this machine, this function
+    Every rank must call this function. If the ddp training raises RuntimeError, this function
     prints the reason and returns.
 
     build: `build(shared=...)` builds the workload on this rank. `shared` is True if the strategy

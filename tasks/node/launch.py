@@ -48,8 +48,8 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    devices: {node: the kind of device that the node uses}, for records. A Worker assumes that every
-        node uses the kind of this rank. The subclass Launch gathers the actual kinds.
+    devices: {node: the kind of device that the node uses}, for records. A Worker lists its own
+        device for every node. The subclass Launch gathers the actual kinds.
     """
 
     def __init__(self) -> None:
@@ -141,8 +141,8 @@ class Launch(Worker):
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     written: names of the workloads for which this rank has timed a checkpoint.
-    equal: the combinations that have passed the comparison with ddp. Each entry is a string with
-        the workload, strategy, precision and ranks of a run.
+    equal: workload, strategy, precision and ranks of the runs that have passed the comparison with
+        ddp. An entry is a string such as "mlp zero1 fp32 (0, 1)".
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
     pairs: the measured links between nodes (see probe.pairs). Only the first rank of each node has
         them. Empty if the plan does not request the measurement, or torch is older than 2.13.

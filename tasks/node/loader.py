@@ -7,11 +7,10 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 - An iterable dataset starts again when it ends.
 - An incomplete last batch is dropped.
 
-Some datasets have a sample cache (data_cache.py). In a real training, the first epoch fills the
+Some datasets have a sample cache (data_cache.py). In a user's training, the first epoch fills the
 cache. Srift times steps with a full cache. To fill the cache quickly, the loader reads only a few
-samples, for example 1 % of the dataset, and draws all batches from these samples. The cache's size
-limit is then 1 % of the original limit, so that the cache holds the same fraction of samples as in
-a real training.
+samples, for example 1 % of the dataset. All batches are drawn from these samples. The cache's size
+limit is also reduced to 1 %, so that the same fraction of the samples is cached.
 """
 
 import os
@@ -207,7 +206,7 @@ def _folder_of_sockets() -> str:
 
 
 def _caches(dataset: Any) -> Iterator[Any]:
-    """Yield the sample caches (data_cache.py) in a dataset, or in the datasets that it wraps."""
+    """Yield each sample cache (data_cache.py) among a dataset and the datasets that it wraps."""
     seen: set[int] = set()
     left = [dataset]
     while left:

@@ -51,8 +51,8 @@ class Patience:
     taken: stolen CPU time in clock ticks, summed over accepted blocks.
     wanted: stolen plus used CPU time in clock ticks, summed over accepted blocks.
     reference: the fixed computation that is timed before and after each block.
-    references: for each accepted block, a list with one time per rank, in seconds. This time is the
-        mean of the reference computations before and after the block.
+    references: for each accepted block, a list with one time per rank, in seconds. Each time is the
+        mean of two timings of `reference`: before and after the block.
 
     If a block runs on several machines, `taken` and `wanted` count only the machine with the
     largest stolen fraction.
@@ -86,9 +86,8 @@ class Patience:
         reference_s: a list with the seconds on each machine. Each entry is the median over blocks
             on the slowest device of the machine.
         reference_blocks: the number of accepted blocks.
-        reference_spread: the relative variation between blocks. Each device's standard deviation
-            over blocks is divided by its median. The value is the root mean square of these
-            quotients.
+        reference_spread: the relative variation between blocks. It is the root mean square, over
+            devices, of (standard deviation over blocks) / (median over blocks).
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:

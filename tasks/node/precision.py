@@ -3,7 +3,7 @@
 fp32   float32; TF32 is off, although torch enables TF32 for convolutions by default
 tf32   float32, but tensor cores compute products in TF32, which drops 13 bits of each factor; needs
        an NVIDIA GPU of the Ampere generation or newer
-bf16   autocast to bfloat16; weights, sums and gradients stay in float32
+bf16   autocast to bfloat16; weights and their gradients stay in float32
 fp16   autocast to float16; the loss is scaled so that small gradients do not become 0
 """
 

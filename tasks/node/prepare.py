@@ -18,10 +18,10 @@ from .requirements import InstallationInterrupted, NotInstalled, environment_of,
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Unpack the code of `workload` below `scratch`, and return the path of its Python.
+    """Unpack the code of `workload` below `scratch`, and install its requirements.
 
-    Raises NotInstalled if the requirements cannot be installed, and OSError if the code cannot be
-    unpacked.
+    Returns the path of the Python interpreter that can run the code. Raises NotInstalled if the
+    requirements cannot be installed, and OSError if the code cannot be unpacked.
     """
     if workload.folder:
         unpack((mailbox / workload.file).read_bytes(), scratch / workload.folder)

@@ -73,7 +73,7 @@ def end_descendants() -> None:
 
 
 def gain_nothing() -> None:
-    """Prevent this process and its descendants from gaining privileges, as set-uid programs do."""
+    """Prevent this process and its descendants from gaining privileges through set-uid programs."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -106,10 +106,9 @@ def leave(code: int, message: str) -> NoReturn:
 
 
 def worker_exit_code(log: str, own_code: int) -> int:
-    """Return the exit code of the rank that most likely caused a failure, from torchrun's log.
+    """Search torchrun's log for the exit code of the rank that most likely caused a failure.
 
-    If the log has no exit code of a rank, returns `own_code`, the exit code of torchrun or
-    node.prepare.
+    Returns `own_code`, the exit code of torchrun or node.prepare, if the log has no exit code.
     """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit
@@ -122,10 +121,10 @@ def worker_exit_code(log: str, own_code: int) -> int:
 
 
 def exit_reason(log: str, worker_code: int) -> str:
-    """Return the reason of a failure from torchrun's log; "" if the log has no message of a worker.
+    """Search torchrun's log for the reason of a failure; return "" if no worker printed a message.
 
-    The reason is the last message of the workers that exited with `worker_code`. If they printed no
-    message, the reason is the last message of any worker.
+    The reason is the last message of the workers that exited with `worker_code`. If these workers
+    printed no message, the reason is the last message of any worker.
     """
     lines = _LAST_LINE.findall(log)
     matching = [line for line in lines if line[0] == str(worker_code)] or lines

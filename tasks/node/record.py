@@ -129,10 +129,10 @@ class Item:
     learn: train `most_steps` steps in `windows` equal windows, and record each window's mean loss.
         The run ends early after the window in which `most_s` seconds have passed. Losses are
         comparable between runs with the same seed, nodes, devices and batches.
-    elastic: train `most_steps` steps, even if nodes other than the first node are lost. The present
-        nodes divide the global batch. A checkpoint is written every `checkpoint_every` steps. After
-        a node is lost, the remaining nodes wait `wait_s` seconds for a replacement. An elastic run
-        is the only run of its plan, uses ddp, and has no switches.
+    elastic: train `most_steps` steps, even if nodes are lost. Only the first node must not be lost.
+        After a loss, the remaining nodes wait `wait_s` seconds for a replacement. Then all nodes in
+        the run divide the global batch. A checkpoint is written every `checkpoint_every` steps. An
+        elastic run is the only run of its plan, uses ddp, and has the `switches` "none".
 
     Other fields:
 
@@ -177,7 +177,7 @@ class Item:
 
     @property
     def needs(self) -> list[int]:
-        """Return the nodes without which the run fails.
+        """Return the nodes that must not be lost during the run.
 
         An elastic run needs only its first node. Other runs need all their nodes.
         """

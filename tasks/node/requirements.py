@@ -59,8 +59,8 @@ class InstallationInterrupted(NotInstalled):
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack a .tar.gz into `folder`, and overwrite the files of an earlier attempt.
 
-    Raises OSError if the archive cannot be unpacked, or if it contains a link, a special file, or a
-    path that leads out of the folder.
+    Raises OSError if the archive cannot be unpacked, or if a path leads out of `folder`. Also
+    raises OSError if an entry, such as a link, is not a regular file.
     """
     try:
         with tarfile.open(fileobj=BytesIO(archive), mode="r:gz") as tar:

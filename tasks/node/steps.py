@@ -78,8 +78,8 @@ class TimedSteps:
 
     step: takes one optimizer step and returns the mean loss of this rank's samples.
     losses: the result of each call of `step`, including untimed steps.
-    elapsed_s: seconds of all blocks, including barriers and the start of loader workers. If a block
-        was repeated, only the repetition that was kept counts.
+    elapsed_s: seconds of all blocks, including barriers and the start of loader workers. Blocks
+        that were discarded and repeated do not count.
     """
 
     step: Callable[..., float]

@@ -64,8 +64,8 @@ def main() -> None:
 def serve(launch: Launch, item: Item) -> None:
     """Measure the run `item` together with the run's other ranks.
 
-    The run's first rank writes the record. If the measurement of a run with several ranks
-    raises an error other than NotMeasured, this function calls `abort`, which ends the process.
+    The run's first rank writes the record. In a run with several ranks, an error ends this process
+    (see `abort`). NotMeasured does not, because all ranks of the run raise this error.
     """
     reset_peak(launch.device)
     launch.begin(item)

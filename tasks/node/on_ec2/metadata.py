@@ -1,7 +1,7 @@
 """Read the machine's identity and interruption notices from EC2's metadata service (IMDSv2).
 
-This file needs only Python 3.10 and its standard library, because user-data (the script that EC2
-runs at boot) contains a copy of this file. The environment variable
+User-data, the script that EC2 runs at boot, contains a copy of this file. The file therefore needs
+only Python 3.10 and its standard library. The environment variable
 AWS_EC2_METADATA_SERVICE_ENDPOINT changes the service's address, for example for an emulated EC2.
 """
 
@@ -25,11 +25,11 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has one header, `X-aws-ec2-metadata-token<header>`.
+        The request has one header, whose name is "X-aws-ec2-metadata-token" + `header`.
 
         method: the HTTP method.
         header: "-ttl-seconds" to create a token, or "" to send a token.
-        value: the value of the header: the new token's lifetime in seconds, or the token to send.
+        value: the header's value: the new token's lifetime in seconds, or the token to send.
 
         Raises OSError (for example HTTPError) or HTTPException if the request fails.
         """

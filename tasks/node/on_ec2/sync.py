@@ -99,10 +99,10 @@ class Outbox:
     put: a function; `put(name, content)` uploads a file, or raises one of the errors listed in
         s3.FAULTS.
     sent: {file name: (inode, modification time, size) of the file at its last upload}.
-    due_at: {file name: value of time.monotonic() before which the next upload is not tried}.
+    due_at: {file name: earliest value of time.monotonic() for the next upload}.
     budget: the number of uploads that the rate limit permitted at the time `budget_at`.
-    budget_at: the value of time.monotonic() at the last update of `budget`. The initial value is
-        minus infinity, so that the first upload finds a full budget.
+    budget_at: the value of time.monotonic() at the last update of `budget`. The default fills the
+        budget at the first upload.
     """
 
     folder: Path

@@ -3,9 +3,9 @@
 [Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters"]
 
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration only counts
-the entries above a threshold. At most k entries are above the upper threshold, and the result has
-all of them. If they are fewer than k, the remaining entries are taken at equal intervals, such as
-every third, from the entries between the thresholds.
+the entries above a threshold. At most k entries are above the upper threshold. The result has all
+these entries. The rest of the k entries is taken at equal intervals, such as every third, from the
+entries between the thresholds.
 """
 
 from math import isfinite

@@ -71,7 +71,7 @@ def of_ranks(value: Any, group: Group) -> list[Any]:
 def no_sync(module: nn.Module) -> Iterator[None]:
     """Return a context manager in which backward passes do not communicate gradients.
 
-    A module that is neither FSDP nor DDP is not affected.
+    Only FSDP and DDP modules are affected.
     """
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(False)

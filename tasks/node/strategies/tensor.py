@@ -1,8 +1,8 @@
 """Divide linear and transformer layers of an unmodified model among ranks (tensor parallelism).
 
-The P ranks form a grid of [rows, columns, depth] (grid.py). In front of the divided layers, the
-ranks of a row exchange activations. Afterwards, a rank has the samples of all ranks in its row. In
-tensor-2d and tensor-2.5d, it has only some of their features. Behind the divided layers, the
+The P ranks form a grid of [rows, columns, depth] (grid.py). Before the divided layers, the ranks of
+a row exchange activations. Each rank then has the samples of all ranks in its row. In tensor-2d and
+tensor-2.5d, each rank has only some features of these samples. After the divided layers, the
 inverse exchange returns all features of the rank's own samples. The rest of the model is data
 parallel, so a step equals a step of ddp up to rounding.
 
