@@ -5,7 +5,7 @@ notification block on the Prefect server. The command `prefect block ls` lists t
 
 Operators are notified in these cases:
 
-- No nightly refresh completes for 26 hours.
+- A refresh deployment with an active schedule does not complete for 26 hours.
 - A new model is not promoted.
 - Too many new runs are outside their predicted intervals (drift).
 - Launches have spent or reserved 80 % of the monthly dollar cap.
@@ -53,9 +53,9 @@ def without_heartbeat() -> AutomationCore:
 
 
 def overdue(block: Any, deployment: str) -> AutomationCore:
-    """Return an automation that notifies if `deployment` has not completed for 26 hours (OVERDUE).
+    """Return an automation that notifies operators if `deployment` does not complete for 26 hours.
 
-    block: id of the Prefect notification block that sends the message.
+    block: id of the Prefect notification block that sends the notification.
     """
     body = f"{deployment} did not complete within {OVERDUE}; run `srift status` for details."
     return AutomationCore(
@@ -108,8 +108,8 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify operators, and return the automations' names.
 
-    There is one automation for each event in SUBJECTS, and one for each refresh deployment that has
-    an active schedule.
+    Three automations notify about a refused promotion, drift and a nearly spent cap. For each
+    refresh deployment with an active schedule, another automation notifies of overdue refreshes.
 
     notify: the notification block as `type/name`, such as `slack-webhook/oncall`.
     Raises ObjectNotFound if the block does not exist.

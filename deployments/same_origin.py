@@ -1,6 +1,6 @@
 """Add a check of the request's origin to MLflow's basic authentication.
 
-MLflow's authentication alone accepts requests from every web page that is served on localhost.
+MLflow's own authentication accepts requests from every web page that is served on localhost.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ def authenticate() -> Any:
     """Return MLflow's authentication result, or 403 for a request from a foreign web page.
 
     A web page is foreign if its origin is not this MLflow server. A browser sends the operator's
-    password with every request to MLflow, even if a foreign page makes the request. The 403
-    response has no body, because every page on localhost can read MLflow's responses.
+    password with every request to MLflow, even if a foreign page makes the request. Pages on
+    localhost can read MLflow's responses. The 403 response therefore has no body.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

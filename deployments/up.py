@@ -221,9 +221,9 @@ class Service:
 def settle(client: SyncPrefectClient) -> None:
     """Cancel flow runs that were due while no worker ran. Mark interrupted flow runs as crashed.
 
-    If missed refreshes were not cancelled, all would start at once, each with its full dollar cap.
-    If several machines share the Prefect database, no flow run is marked as crashed, because
-    another machine may still run it.
+    Without the cancellation, all missed refreshes would start at once, each with its full dollar
+    cap. If several machines share the Prefect database, flow runs are not marked as crashed,
+    because they may run on another machine.
     """
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     missed = _in_state("SCHEDULED", expected_start_time={"before_": datetime.now(UTC)})
@@ -268,7 +268,7 @@ def serving(service: Service, prefect_file: Path) -> Iterator[None]:
 def main() -> None:
     """Run the servers and the worker until a signal arrives.
 
-    The exit code is 0 after a signal, 1 after a failure, and 2 for wrong settings.
+    The exit code is 0 after a signal, 1 after a failure, and 2 for invalid settings.
     """
     parser = argparse.ArgumentParser(prog="make up", description=__doc__)
     parser.add_argument("--prefect-port", type=int, default=4200, metavar="N")

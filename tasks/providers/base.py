@@ -6,7 +6,7 @@ died. Each machine runs an agent, the program that measures. Agents and controll
 through a folder, the mailbox.
 
 ProviderError
-+-- NoCapacity       no machines are available now; the flow stores the refusal and continues
++-- NoCapacity       not enough machines are available now; the flow records this and continues
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
 +-- NotSwept         the reaper failed to check a region or a lease, or to end a machine
@@ -52,7 +52,7 @@ class NotSwept(ProviderError):
     """The reaper failed to check at least one region or lease, or to end at least one machine.
 
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
-    done: one sentence for each lease or machine that was ended or could not be ended.
+    done: sentences such as "machine i-0a1 in us-east-1 was ended: its lease a7 is over".
     provider: the provider's name; "" if several providers are affected.
     """
 
@@ -76,12 +76,11 @@ class Lease:
     usd_per_hour: the price of all machines together, without volumes, IP addresses and S3 requests;
         None if unknown.
     refusals: one sentence for each failed launch attempt.
-    ended_at, usd, outcome: set when the launch ends. `usd` is the cost; None if unknown.
-
-    `outcome` is one of:
+    usd: the cost of the launch in dollars; None before the end, or if unknown.
+    outcome: "" before the end, and then one of these values:
 
     released   the controller ended the launch
-    reaped     the reaper, which ends abandoned launches, ended the launch
+    reaped     the reaper (`srift reap`) ended the overdue or abandoned launch
     refused    no machine was launched
 
     These fields are not in the file:
@@ -134,7 +133,7 @@ class Lease:
         return self.ended_at is None
 
     def why_end(self, now: datetime) -> str:
-        """Return why this launch must end at time `now`; "" if it may continue.
+        """Return the reason to end this launch at time `now`; "" if it may continue.
 
         A launch must end if its controller has died or its deadline has passed.
         """
@@ -205,7 +204,7 @@ class RunningCluster(Protocol):
         """Return the Unix time on the clock that sets the modification times of mailbox files.
 
         The age of a heartbeat is this time minus the modification time of the heartbeat's file. The
-        EC2 provider returns the start of the last download without errors.
+        EC2 provider returns the time at which the last complete download of files began.
         """
 
     def usd_so_far(self) -> float | None:
@@ -224,7 +223,7 @@ class RunningCluster(Protocol):
         The new machine gets the rank and the mailbox folder of the old machine. The state files of
         the old machine, such as heartbeats, are deleted.
 
-        Raises ProviderError or OSError if the replacement fails in any other way.
+        Raises ProviderError or OSError if the replacement fails for another reason.
         """
 
     def forget(self, node: int) -> None:
@@ -264,10 +263,7 @@ class Provider(Protocol):
         """
 
     def fits(self, cluster: Cluster) -> str:
-        """Check if this provider can ever launch the cluster.
-
-        Returns the reason if it cannot, and "" if it can.
-        """
+        """Return why this provider can never launch the cluster; "" if it can."""
 
     def acquire(
         self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
@@ -277,12 +273,12 @@ class Provider(Protocol):
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
 
-        Raises ProviderError, such as NoCapacity or NotSupported, or OSError if the machines cannot
+        Raises ProviderError (such as NoCapacity or NotSupported) or OSError if the machines cannot
         be launched.
         """
 
     def leases(self) -> list[Lease]:
-        """Return the leases whose machines may run, or whose files are not all on this computer.
+        """Return the leases that may have running machines, or files that are not yet downloaded.
 
         An unreadable lease file is a `Lease` whose `problem` says why it cannot be read.
         """
@@ -312,16 +308,13 @@ class Provider(Protocol):
         return self.ended()
 
     def launches(self, cluster: Cluster) -> str:
-        """Check if the current settings allow a launch of the cluster.
-
-        Returns the reason if they do not, and "" if they do.
-        """
+        """Return why the current settings prevent a launch of the cluster; "" if they allow it."""
         return self.fits(cluster)
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return `offers` with all prices that this account pays.
+        """Return `offers` with this account's prices.
 
-        The prices are for the machine, its volume, its public IP address and S3 requests. The
+        The prices cover the machine, its volume, its public IP address and its S3 requests. The
         default implementation returns the offers unchanged. Overrides must be idempotent.
         """
         return list(offers)
@@ -343,7 +336,7 @@ class Provider(Protocol):
         return []
 
     def was_used(self) -> bool:
-        """Return True if this SRIFT_HOME may have machines or leases with this provider."""
+        """Return True if this SRIFT_HOME may have used this provider."""
         return True
 
 

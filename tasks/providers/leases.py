@@ -174,7 +174,7 @@ class LeaseFolder(Generic[L]):
         return found
 
     def held(self) -> list[Lease]:
-        """Return the leases whose machines may run, or whose files are not all on this computer.
+        """Return the leases that may have running machines, or files that are not yet downloaded.
 
         Unreadable leases are included.
         """

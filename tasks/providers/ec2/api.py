@@ -280,13 +280,13 @@ class Store:
         self._api, self.region, self.bucket = api, region, bucket
 
     def listed(self, prefix: str, most: float = math.inf) -> tuple[list[Answer], float]:
-        """Return (objects below `prefix`, time at which S3 sent the first page of the list).
+        """Return the objects below `prefix`, and the time at which S3 sent the first page.
 
         Each object is an entry of S3's list, with key, size and ETag. The time is Unix time on S3's
         clock.
 
-        most: the function requests pages until it has more than this number of objects. The
-            returned list may therefore be longer than `most`.
+        most: stop requesting pages when the list has more than this number of objects. The list
+            may be longer than `most`.
         """
         words = {"Bucket": self.bucket, "Prefix": prefix}
         page = first = self._api.ask("s3:ListBucket", self.region, **words)

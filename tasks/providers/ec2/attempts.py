@@ -1,4 +1,4 @@
-"""Plan the attempts of a launch: in the cluster's market first, then on-demand.
+"""Plan the attempts of a launch: first in the cluster's market (such as spot), then on-demand.
 
 An attempt sends one CreateFleet request for each group of machines of the same instance type. The
 request lists all zones in which the machines may be launched. This module does not call AWS.
@@ -47,7 +47,7 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
-    offers: prices for the zones and markets that the cluster's own offers lack.
+    offers: prices in other zones and markets. The cluster's own offers take precedence.
     zones: the possible zones. An attempt uses only zones in which the prices of all its instance
         types are known. An attempt without such a zone is left out.
     markets: the permitted markets. If "on-demand" is missing, there is only the attempt in the
@@ -89,14 +89,11 @@ def attempts(
 def _bid(offer: Offer, on_demand: Offer | None) -> float:
     """Return the maximum price of one machine of `offer`'s type, in dollars per hour.
 
-    An on-demand bid is the list price. A spot bid is computed in three steps:
+    An on-demand bid is the list price. A spot bid is SPOT_MARGIN times the current spot price, but
+    at most the on-demand list price, and at least the current spot price.
 
-    1. Multiply the current spot price by SPOT_MARGIN.
-    2. Lower the bid to the on-demand list price, if the list price is below the bid.
-    3. Raise the bid to the current spot price, if the spot price is above the bid.
-
-    Each bid is raised to the price in [ec2.prices] of srift.toml, if this price is higher. A
-    discount does not lower the bid, because EC2 compares bids with list prices.
+    A higher price in [ec2.prices] of srift.toml replaces the bid. The account's discounts do not
+    lower a bid, because EC2 compares bids with list prices.
 
     on_demand: the on-demand offer of the same type in the same zone; None if unknown.
     """

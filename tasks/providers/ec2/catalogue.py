@@ -57,7 +57,7 @@ def family(instance_type: str) -> str:
 
 
 def device_tflops(device: str) -> float | None:
-    """Return a device's peak fp32 TFLOP/s, not counting its tensor cores; None if unknown."""
+    """Return a device's peak fp32 TFLOP/s without tensor cores; None if the device is unknown."""
     sheets = sheets_of(device)
     return float(sheets["fp32_tflops"].iloc[0]) if len(sheets) else None
 
@@ -119,9 +119,9 @@ def _gib(described: Answer) -> float:
 def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
-    With EFA, the result is the sum of the rates of all network cards that can have an EFA
-    interface. Without EFA, the result is the rate of the first card. If EC2 states a lower rate for
-    the whole machine, and the difference is more than 1 %, the stated rate is returned.
+    For a type with EFA, this is the total rate of all network cards that can have an EFA interface.
+    For other types, this is the rate of the first card. If EC2 states a rate for the whole machine
+    that is more than 1 % lower, the stated rate is returned.
 
     Raises ValueError if a card's rate is unknown.
     """
@@ -170,9 +170,9 @@ def wanted(
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.
 
-    The pattern `gpu` matches types with NVIDIA GPUs and an x86 CPU on which the machine image runs.
+    The pattern `gpu` matches x86 types with NVIDIA GPUs, if the machine image supports the type.
 
-    image: the SSM parameter that names the image. If "", support by the image is not checked.
+    image: the SSM parameter that names the image. If "", image support is not checked.
     """
     # Other patterns also match types that the image does not support, because users may import
     # measurements of such types.

@@ -1,9 +1,9 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
-A launch makes up to two attempts: in the cluster's market, and then on-demand. An attempt sends one
-CreateFleet request for each group of machines of the same type. Each request is stored in the lease
-(the file that records the launch) before it is sent. The machines of a failed attempt are ended
-before the next attempt.
+A launch first tries the cluster's market. If spot has no capacity, a second attempt requests
+on-demand machines, if [ec2] `markets` permits this. The machines of a failed attempt are ended
+before the next attempt. An attempt sends one CreateFleet request for each group of machines of the
+same type. Each request is stored in the lease (the file that records the launch) before it is sent.
 """
 
 import base64
@@ -111,7 +111,7 @@ class Ec2Cluster(RunningCluster):
         self.lease = lease
 
     def end(self) -> str:
-        """End every machine of the launch. Return why some may still run; "" if all have ended."""
+        """End all machines of the launch. Return why machines may still run; "" if all ended."""
         self.lease, problem = end_machines(self._api, self.lease)
         with suppress(OSError):  # the reaper queries EC2 again
             self.keep(self.lease)
@@ -132,10 +132,10 @@ class Ec2Cluster(RunningCluster):
         return [self._state(machine) for machine in self.lease.current]
 
     def now_unix(self) -> float:
-        """Return the Unix time on S3's clock at which the last download without errors began.
+        """Return the time at which the last complete download began: Unix time on S3's clock.
 
-        The ages of heartbeats are computed with this time. While S3 does not respond, the time
-        stands still, so that no machine is considered lost.
+        The ages of heartbeats are computed with this time. While S3 does not respond, this time
+        does not advance. Heartbeats therefore do not age, and no machine is considered lost.
         """
         return self.mirror.now_unix
 
@@ -241,9 +241,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        If there are fewer ids than requested machines, the caller must raise the error. Otherwise,
-        the caller must ignore the error. If EC2's response is unclear, machines are found by their
-        tags. Raises AwsRefused if this search fails.
+        The error says why machines are missing. If no machine is missing, ignore the error. If
+        EC2's response is unclear, machines are found by their tags. Raises AwsRefused if this
+        search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -275,9 +275,9 @@ class Ec2Cluster(RunningCluster):
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
-        error's kind is "capacity", unless EC2's reason code begins with "Client.", which means that
-        the request is at fault.
+        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. An EC2
+        reason code that begins with "Client." means that the request is at fault. In all other
+        cases, the error's kind is "capacity".
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
@@ -387,9 +387,10 @@ class Ec2Cluster(RunningCluster):
                 self.keep(lease.with_machines(*gone))
 
     def _alive(self, machine: Ec2Machine) -> bool:
-        """Return False if EC2 reports that the machine has ended, or no longer lists the machine.
+        """Return False if the machine has ended, according to EC2's latest response.
 
-        Returns True for a machine that EC2 has never listed, because the machine may be new.
+        A machine that EC2 no longer lists has ended. A machine that EC2 has never listed may be
+        new, and counts as alive.
         """
         described = self._seen.get(machine.instance_id)
         return described is None or described.get("State", {}).get("Name") in ALIVE

@@ -73,10 +73,10 @@ class FleetRequest:
 class Ec2Lease(Lease):
     """The content of lease.json, which records one launch.
 
-    home: random name that identifies the SRIFT_HOME folder of the launch (see `Ec2Leases.token`).
+    home: random name of the SRIFT_HOME that made the launch, such as "3f9a0c1b22d4".
     deployment, bucket, prefix: the values that srift.toml had at the launch.
     role_id: the id of the machines' IAM role.
-    releasing: True if Srift tried to end the machines and some may still run.
+    releasing: True after a failed attempt to end all machines.
     fetched: True when all files that the machines uploaded have been downloaded.
     """
 
@@ -224,7 +224,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         return _stored(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
-        """Add the costs of leases to the cost file (see `spent`). Create a missing file.
+        """Add the costs of leases to the cost file (see `spent`). A missing file is created.
 
         spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
 
@@ -260,7 +260,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
 
         Call this method after all machines of the lease have ended. There are two special cases:
 
-        - A lease without machines and requests is deleted, and returned unchanged.
+        - A lease with neither machines nor requests is deleted, and returned unchanged.
         - A lease with requests but without machines gets the outcome "refused".
 
         If lease.json cannot be written, no error is raised. The lease on disk stays open until the

@@ -1,13 +1,13 @@
 """Copy a launch's files between S3 and a local folder, the mailbox.
 
 Each upload of a machine becomes a local file. The file's modification time is the time at which S3
-stored the upload. A machine chooses the names of its uploads, but no upload is stored outside the
-machine's local folders.
+stored the upload. A machine chooses the names of its uploads, but cannot write outside its own
+local folders.
 
-Each machine has a prefix in the S3 bucket. This process (the controller) uploads the files for a
-machine below `in/` of this prefix. The last upload is a manifest with the SHA-256 of all files.
+This process (the controller) uploads the files for a machine to `<machine's prefix>/in/` in the S3
+bucket. After these files, the controller uploads manifest.json: the SHA-256 of every file.
 
-The age of a heartbeat is measured on the clock `now_unix`. While S3 does not respond, this clock
+`Mirror.now_unix` is the clock for the ages of heartbeats. While S3 does not respond, this clock
 stops, so that no machine is considered lost.
 """
 
@@ -41,8 +41,8 @@ class Mirror:
 
     `sync` exchanges files once. `start` exchanges files in a thread until `stop` is called.
 
-    now_unix: the start of the last download without errors, as Unix time on S3's clock. Before the
-        first such download, `now_unix` is -inf.
+    now_unix: the time at which the last complete download began, as Unix time on S3's clock; -inf
+        before the first complete download.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
@@ -111,8 +111,7 @@ class Mirror:
     def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return (entry in `listed`, local path) for each new or changed upload.
 
-        At most MOST_FILES uploads of each machine are accepted. Measurement records are accepted
-        first.
+        At most MOST_FILES uploads of each machine are accepted. Measurement records have priority.
 
         listed: S3's list of all objects of the launch.
         """
@@ -190,10 +189,10 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return the path for an upload: `path`, or another path if `path` has a different record.
+    """Return the local path for an upload: `path`, unless `path` holds a different record.
 
-    Both a replaced machine and its replacement may upload a record of the same run. The second
-    record is stored in a folder with the id of its machine.
+    A lost machine and its replacement may both upload a record of the same run. The second record
+    is stored in a folder with its machine's id, such as node-0-i-0a1b/records.
 
     key: the upload's key on S3, which contains the id of the machine.
     content: the upload's content.

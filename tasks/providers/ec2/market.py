@@ -54,7 +54,7 @@ class Ec2Market:
         return list({kind.name: kind for kind in every}.values())
 
     def offers(self, now: datetime) -> list[Offer]:
-        """Return the current offers from AWS in the markets that [ec2] `markets` names.
+        """Return the current offers from AWS in the markets listed in [ec2] `markets`.
 
         A type has one on-demand offer in each region and one spot offer in each zone.
         """
@@ -96,8 +96,8 @@ class Ec2Market:
     def placement_scores(self, region: str, names: Sequence[str], count: int) -> dict[str, int]:
         """Return {zone: spot placement score}; see `Provider.placement_scores`.
 
-        Call this method rarely, because AWS limits the number of different queries per account and
-        day. Queries differ if their types or counts differ.
+        Call this method rarely. AWS limits how many distinct queries an account may send per day.
+        Two queries are distinct if their types or counts differ.
         """
         rows = self.api.ask_all(
             "SpotPlacementScores",
@@ -134,7 +134,7 @@ class Ec2Market:
 
     @staticmethod
     def fits(cluster: Cluster) -> str:
-        """Check if EC2 can ever run this cluster. Return the reason if not, else "".
+        """Return why EC2 can never run this cluster; "" if EC2 can run it.
 
         All machines must be in one region. Either all machines have accelerators, or none has.
         """
@@ -150,7 +150,7 @@ class Ec2Market:
 
     @cached_property
     def _live_types(self) -> dict[str, list[InstanceType]]:
-        """Return {region: types that AWS offers there and that match [ec2] `instance_types`}."""
+        """Return {region: the region's types that match a pattern in [ec2] `instance_types`}."""
         choices, found = self.choices, {}
         for region in choices.regions:
             answers = self.api.ask_all("InstanceTypes", "ec2:DescribeInstanceTypes", region)
@@ -181,9 +181,9 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
-    """Return a warning for each region and type pattern in `choices` that Srift does not know.
+    """Return warnings about misspelled regions and type patterns in `choices`.
 
-    Srift knows the regions and instance types in the snapshot that ships with it.
+    A name is considered misspelled if it matches nothing in the snapshot that ships with Srift.
     """
     types = packaged().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)

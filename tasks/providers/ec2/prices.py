@@ -229,10 +229,10 @@ def most_usd_per_hour_beside(gib: float) -> float:
 
 
 def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
-    """Return `offers` with all prices that this account pays.
+    """Return `offers` with this account's prices.
 
-    The prices are for the machine, its volume, its public IP address and S3 requests. The function
-    is idempotent.
+    The prices cover the machine, its volume, its public IP address and its S3 requests. The
+    function is idempotent.
 
     terms: the section [ec2] of srift.toml, which has the account's prices and discounts.
     """

@@ -56,13 +56,13 @@ class Ec2Provider(Ec2Market, Provider):
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster, yield it, and end its machines after the block.
 
-        If the cluster's market has no capacity, the cluster is launched on-demand, provided that
-        [ec2] `markets` includes "on-demand". `seed` has no effect.
+        If the cluster's market has no capacity, and [ec2] `markets` includes "on-demand", the
+        cluster is launched on-demand. `seed` has no effect.
 
         Raises:
             LeaseUnreadable: if a lease cannot be read. Nothing is launched.
-            NotSupported, NoCapacity, ProviderError, OSError: if the launch fails.
-            ProviderError: after the block, if machines may still run.
+            NotSupported, NoCapacity, OSError: if the launch fails.
+            ProviderError: if the launch fails, or if machines may still run after the block.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
         running = self._prepared(cluster, lease_id, deadline_s)
@@ -130,9 +130,9 @@ class Ec2Provider(Ec2Market, Provider):
         return Ec2Cluster(self.api, self.lease_folder, lease, spec, script, mirror)
 
     def fetched(self, lease: Ec2Lease) -> Ec2Lease:
-        """Download the missing uploads of an ended launch, and return the updated lease.
+        """Download all uploads of an ended launch, if not yet done. Return the updated lease.
 
-        In the updated lease, `fetched` is False if uploads are still missing.
+        If a download fails, `fetched` is False in the updated lease.
         """
         if lease.fetched or not lease.machines:
             return replace(lease, fetched=True)
@@ -174,16 +174,16 @@ class Ec2Provider(Ec2Market, Provider):
         tidy(self.api, lease.region, lease.filters, lambda tags: True)
 
     def leases(self) -> list[Lease]:
-        """Return the leases whose machines may run, or whose uploads are not all downloaded.
+        """Return the leases that may have running machines, or uploads that are not yet downloaded.
 
         Unreadable leases are included.
         """
         return self.lease_folder.held()
 
     def ended(self) -> list[Lease]:
-        """Download what the machines of ended leases uploaded, and return these leases.
+        """Download the uploads of ended leases, and return these leases.
 
-        Leases whose files cannot all be downloaded now are left out.
+        A lease is left out if a download fails.
         """
         stored = self.lease_folder.stored()
         over = [lease for lease in stored if isinstance(lease, Ec2Lease) and lease.ended_at]
@@ -200,9 +200,8 @@ class Ec2Provider(Ec2Market, Provider):
     def reap(self, now: datetime) -> list[str]:
         """End overdue launches, launches whose process has died, and leftover machines.
 
-        A leftover machine is past the deadline in its tags, or belongs to this SRIFT_HOME but to no
-        open lease. The reaper checks the regions of srift.toml, the regions of the leases on disk,
-        and all regions that it checked in the last 30 days.
+        A machine is left over if the deadline in its tags has passed. A machine of this SRIFT_HOME
+        is also left over if its lease has ended or is missing.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept if a region or lease file could not be checked, or if machines did not end.

@@ -1,8 +1,9 @@
 """End overdue launches, launches whose process has died, and leftover machines.
 
-A lease is the record of a launch. A leftover machine is past the deadline in its tags, or belongs
-to this SRIFT_HOME but to no open lease. The reaper checks the regions of srift.toml, the regions of
-the leases on disk, and all regions that it checked in the last 30 days.
+A lease is the record of a launch. A machine is left over if the deadline in its tags has passed. A
+machine of this SRIFT_HOME is also left over if its lease has ended or is missing. The reaper checks
+the regions of srift.toml, the regions of the leases on disk, and all regions that it checked in the
+last 30 days.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ class Reaper:
         """End the launches and machines that must end, in all known regions.
 
         Returns a sentence for each launch or machine that was ended or needs attention.
-        Raises NotSwept at the end if something could not be checked or ended.
+        Raises NotSwept if a region or lease file could not be checked, or if machines did not end.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():
@@ -151,8 +152,8 @@ class Reaper:
     def _why_over(self, tags: dict[str, str]) -> str:
         """Return why a resource with these tags is no longer needed; "" if it may be needed.
 
-        No resource is needed after the deadline in its tags. A resource of this SRIFT_HOME is
-        needed only while its lease is open.
+        After the deadline in its tags, a resource is no longer needed. A resource of this
+        SRIFT_HOME is also no longer needed if its lease has ended or is missing.
         """
         deadline, lease_id = 0.0, tags.get("srift:lease", "")
         with suppress(ValueError):  # a person may have edited the tag

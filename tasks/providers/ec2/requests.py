@@ -1,8 +1,8 @@
 """Build every request that a launch sends to EC2, as plain dicts that can be printed.
 
-The machines of a launch share a zone, a security group and, if their types allow it, a placement
-group. Resource names and client tokens are hashes of the lease id and the request's purpose, so
-that a repeated request creates nothing twice.
+The machines of a launch share a zone and a security group. They also share a placement group if
+all their types allow placement groups. Resource names and client tokens are hashes of the lease id
+and the request's purpose. A repeated request therefore creates nothing new.
 """
 
 import hashlib
@@ -203,8 +203,8 @@ def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     A machine has a single interface if it gets a public IP address, or if its first network card
     reaches the full network rate. This interface uses EFA if the first card supports EFA.
 
-    Any other machine has an interface for IP, and an "efa-only" interface on each EFA card. AWS
-    recommends this combination
+    All other machines have an interface for IP traffic, and an "efa-only" interface on each EFA
+    card. AWS recommends this combination
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html, November 2026).
     """
     # The subnet is missing here, because the CreateFleet request names it.

@@ -5,7 +5,7 @@
 regions are estimates. The keys of the file are:
 
     made_on, prices_as_of   day of creation, and time of the list prices (UTC)
-    sources                 for each source: package, version, licence, notice, and what was taken
+    sources                 for each source: package, version, licence, notice, and data used
     columns                 column names of instance_types: fields of `InstanceType`, and `usd`
     several_interfaces      types that need several interfaces to reach their full network rate
     instance_types          type name -> list of values, one for each column. The value of `usd` is

@@ -83,7 +83,7 @@ def not_launched(cluster: Cluster, choices: Ec2) -> str:
 
 
 def least_gib(image: Answer) -> int:
-    """Return the minimum size in GiB of a volume for the image; 0 if EC2 does not report it."""
+    """Return the minimum size in GiB of a volume for the image; 0 if EC2 reports no size."""
     volumes = (volume.get("Ebs", {}) for volume in image.get("BlockDeviceMappings", ()))
     return max((volume.get("VolumeSize", 0) for volume in volumes), default=0)
 

@@ -58,7 +58,7 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
 
 
 def unsettled(lease: Ec2Lease, now: datetime) -> bool:
-    """Return True if AWS may still launch machines for a request that it has not answered."""
+    """Return True if AWS may still launch machines for an unanswered request of the lease."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests
     )
@@ -83,7 +83,9 @@ def await_shutdown(api: Ec2Api, lease: Ec2Lease) -> None:
 
 
 def end_these(api: Ec2Api, region: str, ids: Iterable[str], young: Sequence[str] = ()) -> list[str]:
-    """Terminate the machines `ids`. Return the ids of machines that still run after _LOOKS tries.
+    """Terminate the machines `ids`, and return the ids of machines that still run.
+
+    Tries up to _LOOKS times.
 
     young: ids of new machines. A new machine that EC2 does not find counts as running.
 
@@ -137,10 +139,9 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    If a request is unanswered and none of its machines is known after FORGOTTEN (45 minutes), all
-    its machines are assumed to have run. Their cost counts from the request until now, but at most
-    until 5 minutes (LATEST) after the deadline. The recorded cost may be too high, but never too
-    low, so that spending caps hold.
+    Special case: a request is unanswered, and EC2 lists none of its machines after 45 minutes
+    (FORGOTTEN). All requested machines are then assumed to have run from the request until now, but
+    at most until 5 minutes (LATEST) after the deadline. This upper bound protects spending caps.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []

@@ -20,8 +20,8 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
     """Return the script that a machine runs as root at its first boot.
 
     deadline_s: seconds after which the machine shuts itself down.
-    endpoint: URL of a service that replaces AWS's S3, or "".
-    values: the values below, which are the same for all machines of a launch.
+    endpoint: URL of a service that replaces AWS's S3; "" for AWS's S3.
+    values: the following keyword arguments, which are equal for all machines of a launch.
 
     bucket, prefix, region   the S3 bucket, the prefix of Srift's objects in it, and its region
     code_sha256              SHA-256 of the archive with the code that the machines run

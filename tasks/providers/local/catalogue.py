@@ -78,9 +78,9 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return a sentence for each restriction of this computer, with its reason.
+        """Return sentences that name what this computer cannot measure, and the reasons.
 
-        A restriction is that an instance type, or a cluster of several hosts, cannot be measured.
+        Examples are clusters of several hosts, or instance types with too many cores.
         """
         sentences = []
         if not self.isolation.namespaces:
@@ -97,7 +97,7 @@ class LocalMachine:
         return sentences
 
     def fits(self, cluster: Cluster) -> str:
-        """Check if `cluster` can ever run on this computer. Return the reason if not, else ""."""
+        """Return why this computer can never run `cluster`; "" if it can run `cluster`."""
         for offer in cluster.members:
             name = offer.instance_type.name
             if name not in self.specs:
@@ -117,11 +117,11 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        The hosts of every SRIFT_HOME and user on this computer count. On a computer that cannot
-        separate networks, NoCapacity is also raised if any host runs and `wanted` is not 0.
+        Running hosts of all users and SRIFT_HOMEs count. On a computer that cannot separate
+        networks, NoCapacity is also raised if any host runs and `wanted` is not 0.
 
-        wanted: number of cores for new hosts. If 0, the function only checks that the running hosts
-            together do not use too many cores.
+        wanted: number of cores for new hosts. With 0, NoCapacity is raised only if the running
+            hosts use more cores than this computer offers.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)

@@ -57,12 +57,12 @@ class CpuShares:
         cores: float | None,
         usable: set[int],
     ) -> None:
-        """Limit the host `name` to the CPU time of `cores` cores, and pin it to the cores `usable`.
+        """Set the CPU quota of the host `name`, and pin the host to the cores in `usable`.
 
-        If quotas are not available to this process (see `why_not`), the host is only pinned.
+        If this process cannot set quotas (see `why_not`), the host is only pinned.
 
         processes: all processes of the host.
-        cores: number of cores; None removes the limit.
+        cores: the quota, such as 1.5 cores; None removes the quota.
         usable: the indices of the cores on which the host may run.
 
         Raises OSError if writing the quota or pinning fails.
@@ -190,9 +190,9 @@ def _words(path: Path) -> list[str]:
 def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[int]]:
     """Return the set of cores on which each host of a launch may run.
 
-    Each host gets the cores with the least load, the largest host first. For example, a host with
-    1.5 cores gets two cores, and adds a load of 0.75 to each core. If the load of a core exceeds 1,
-    the hosts on this core get all usable cores instead.
+    Hosts are placed by size, beginning with the largest. Each host gets the cores with the least
+    load. For example, a host with 1.5 cores gets two cores, and adds a load of 0.75 to each core.
+    If the load of a core exceeds 1, the hosts on this core may use all usable cores.
 
     shares: number of cores of each host, such as 1.5.
     promised: {usable core: load from the hosts of other launches}. A load of 1 fills the core.

@@ -232,7 +232,7 @@ class HostNetwork:
 
     @property
     def _enter(self) -> Sequence[str]:
-        """Return the start of an `nsenter` command that targets the network bridge's process.
+        """Return the first words of an `nsenter` command that targets the network bridge's process.
 
         If the bridge is inside a user namespace, the command enters the user namespace. Callers
         append options for other kinds of namespaces, and the program to run.

@@ -1,7 +1,7 @@
 """Find and kill the processes of launches, even if the process that started a launch has crashed.
 
-- `started_from` finds processes whose PYTHONPATH is inside the folder of a lease, the record of a
-  launch.
+- `started_from` finds processes whose PYTHONPATH is inside a folder, such as the folder of a lease
+  (the record of a launch).
 - `hosts` finds the first processes of the hosts of all users. Each such process has a `HostMark`
   among its command-line arguments.
 """

@@ -121,7 +121,9 @@ class LocalProvider(LocalMachine, Provider):
         return sentences
 
     def _end(self, lease_id: str, lease: Lease | None, now: datetime) -> list[str]:
-        """End a launch if `reap` must end it. Return [one sentence], or [] if nothing was done.
+        """End a launch if `reap` must end it.
+
+        Returns a list with one sentence about the launch; [] if nothing was done.
 
         lease: content of lease.json; None if the file is missing.
         """
