@@ -1,1 +1,4 @@
-"""Choose and carry out the launches of one refresh (a campaign), within dollar and time caps."""
+"""Choose and carry out the launches of a refresh, within its dollar and time caps.
+
+A launch measures runs on one rented cluster. All launches of a refresh are a campaign.
+"""

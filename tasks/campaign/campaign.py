@@ -1,6 +1,6 @@
-"""Choose the next launch of a campaign from measurements, offers and caps, and carry it out.
+"""Choose the launches of a campaign, and carry them out.
 
-A campaign is the launches of one refresh.
+A campaign is all launches of one refresh.
 """
 
 from collections import Counter
@@ -58,11 +58,12 @@ def shop(
     champion: Champion | None,
     tally: Tally,
 ) -> list[PlannedLaunch]:
-    """Return the launches to buy, in order, within the money and time that `tally` has left.
+    """Return the launches to buy, in the order in which to buy them.
 
-    Clusters in `tally.refused` and workloads in `tally.lacking` are left out.
+    The launches fit within the money and time that `tally` has left. Clusters in `tally.refused`
+    and workloads in `tally.lacking` are left out.
 
-    frames: the training data of models, as `reads.training_frames` returns it.
+    frames: the training data of the model, from `reads.training_frames`.
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
@@ -105,10 +106,10 @@ def within(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
-    Launches are chosen from all measurements so far. With a model in use (`champion`), the next
-    launch is chosen when the results of the previous launch are known. Without a model, several
-    launches are chosen at once. If [campaign] elastic_runs is set, the last launches measure how
-    much time a workload loses when a local machine is lost.
+    With a model in use (`champion`), the function plans again after each launch, because the
+    results may change the plan. Without a model, it plans several launches at once. If [campaign]
+    elastic_runs is set, the last launches measure how much training time the loss of a local
+    machine costs.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -135,8 +136,11 @@ def affordable(
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches that can be made now, and print why the other launches are left out.
 
-    A launch is left out if it exceeds a cap on money or time, or if the provider just refused its
-    cluster. It is also left out if one of its workloads cannot be measured.
+    A launch is left out in these cases:
+
+    - `allowance` refuses the launch, for example because it exceeds a cap.
+    - The provider just refused the launch's cluster.
+    - A workload of the launch cannot be measured.
     """
     offers = current_offers(workspace)
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
@@ -158,10 +162,10 @@ def affordable(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield launches that measure how much time a workload loses when it loses a machine.
+    """Yield launches that measure how much training time the loss of a machine costs.
 
-    There is at most one launch for each workload without this measurement, on a recommended
-    cluster. Workloads with MOST_TRIES failed runs are left out. The launches need local hosts,
+    Each workload that lacks this measurement gets at most one launch, on a recommended cluster.
+    Workloads with MOST_TRIES unsuccessful measurements are left out. The launches need local hosts,
     because the machines must share a folder of checkpoints.
     """
     runs = workspace.mart("elastic_runs")
@@ -208,9 +212,9 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    The result has failed network probes, and failed runs of workloads whose digest is unchanged. A
-    run is left out if its failure was caused by a machine, missing data or an installation. It is
-    also left out if no machine reported the failure.
+    The rows are network probes, and runs of workloads whose digest is unchanged. Failures caused by
+    a machine, missing data or an installation are left out. Failures that no machine reported are
+    also left out.
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -225,10 +229,10 @@ def _model(
     offers: Sequence[Offer],
     runs: pd.DataFrame,
 ) -> Model:
-    """Return the parts of `model` with which a campaign estimates the value of a new run.
+    """Return the parts of `model` that a campaign needs to estimate the value of a new run.
 
-    The value of a run is its expected improvement of the recommendations. Workloads and instance
-    types are left out if `model` cannot predict them, or if they have changed since its training.
+    The value of a run is the expected improvement of the recommendations. Workloads and instance
+    types are left out if `model` cannot predict them, or was trained on other definitions of them.
 
     model: the step time model in use.
     runs: all measured runs, including runs that are newer than `model`.
@@ -292,10 +296,10 @@ def _of_today(
 ) -> Mapping[str, pd.DataFrame]:
     """Return `frames` without the runs and profiles of workloads that have changed.
 
-    A workload has changed if its digest in `workloads` differs from the digest in the frame
-    "workloads".
+    A workload has changed if its digest in `workloads` differs from its digest in
+    `frames["workloads"]`.
 
-    frames: the training data of models, as `reads.training_frames` returns it.
+    frames: the training data of the model, from `reads.training_frames`.
     workloads: the definitions in srift.toml.
     """
     digests = frames["workloads"].set_index("workload")["digest"].to_dict()

@@ -66,8 +66,8 @@ def planned(
     The estimated cost of an EC2 launch is added to `tally` before the caps are applied to the next
     launch. Some columns of a row:
 
-    refused: True if a cap forbids the launch.
-    said: why the launch is refused, or else messages about data and prices.
+    refused: True if `allowance` refuses the launch.
+    said: messages for the user, such as the reason of a refusal or the age of the prices.
     worst_usd: the worst-case cost; None for refused launches and local hosts.
     """
     carrier = DataCarrier(workspace)

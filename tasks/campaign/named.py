@@ -55,8 +55,8 @@ class Wish:
 def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> list[Cluster]:
     """Return the clusters that `wish` names, each with the cheapest offers for its machines.
 
-    The offers are from the market that [campaign] sets. Other markets are used only if this market
-    does not sell all machines of the cluster.
+    The offers are from the market in [campaign] `market`. If that market does not sell all machines
+    of a cluster, the offers are from any market.
 
     Raises SettingsError in these cases:
 
@@ -110,7 +110,8 @@ def case_of(
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
-    If `wish` names no clusters, a message is printed for each goal that no run would improve.
+    If `wish` names no clusters, Srift chooses the runs. A message is printed for each goal whose
+    recommendation no run would improve.
 
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
@@ -123,9 +124,11 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
-    """Return a row for each run of the launches `made`, with predicted and measured step times.
+    """Return a row for each run in `made`, with predicted and measured step times.
 
     The column `reason` says why a run was not measured, and is empty for measured runs.
+
+    made: (launch, result of the launch) pairs.
     """
     mart = case.workspace.mart
     measured = mart("runs").set_index("run_id")["step_s"].to_dict()
@@ -244,7 +247,7 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """Return launches for up to `count` runs that would improve the recommendations most.
 
     Runs for goals with a deadline or budget come first. Runs on the same cluster in the same market
-    share a launch. If no run would improve a goal, the reason is printed.
+    share a launch. If no run would improve the recommendation for a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}

@@ -1,8 +1,8 @@
 """Count a campaign's dollars and seconds, and decide if the caps allow its next launch.
 
 A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
-the caps of the campaign and of the month. On local hosts, only the estimated cost must fit, because
-prices are illustrative.
+the caps of the campaign and of the month. On local hosts, whose prices are only assumed, the
+estimated cost must fit.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ def allowance(
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
-    """Return (usual seconds, minimum seconds) from a request for EC2 machines to the first run.
+    """Return the start-up time of an EC2 launch as (usual seconds, minimum seconds).
 
-    These include downloads of data and installations of requirements.
+    Start-up lasts from the request for machines to the first run. It includes downloads of data and
+    installations of requirements.
     """
     known = workspace.settings.workloads
     installs = sum(bool(known[name].requirements) for name in workload_names(launch))
@@ -134,7 +135,7 @@ def caps_of(
 ) -> tuple[list[Cap], str]:
     """Return ([campaign cap, cap of the calendar month in UTC], error message or "").
 
-    The error message says why an amount that counts against a cap is unknown.
+    The error message says which cost is unknown.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     # Leases are read before the spent dollars. A lease that ends between the two reads is then
@@ -178,8 +179,8 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
     """Return a warning if most of the monthly dollar cap is used, else "".
 
     The used dollars are the recorded costs, plus the costs of launches that are not in the
-    warehouse yet. A running launch counts with its worst-case cost. If an amount is unknown, the
-    warning says why.
+    warehouse yet. A running launch counts with its worst-case cost. If a cost is unknown, the
+    warning names this cost.
     """
     if not workspace.spends_money:
         return ""
@@ -256,9 +257,9 @@ def _spot_margin(workspace: Workspace) -> float | None:
 
 
 def _beside(workspace: Workspace) -> float:
-    """Return an upper bound, in dollars per hour, on a machine's cost besides its instance price.
+    """Return the maximum dollars per hour that a machine costs besides its instance price.
 
-    This is the cost of its volume, its public IP address and its S3 requests.
+    The dollars are for the volume, the public IP address and S3 requests.
     """
     return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
 
@@ -288,10 +289,10 @@ class Tally:
 
     Attributes:
         cap_usd: the campaign's dollar cap.
-        stop_at: the end of the campaign on the clock `time.monotonic`.
+        stop_at: the time at which the campaign ends, as `time.monotonic` returns it.
         refresh_id: id of the campaign's refresh. The ids of its launches begin with it.
         usd: dollars spent.
-        runs: number of measured or failed runs with a record from a machine.
+        runs: number of runs that machines have recorded, including failed runs.
         launches: number of launches, including refused launches.
         by_status: {status: number of runs and launches}, such as {"measured": 3, "failed": 1}.
         notes: messages for the user.
@@ -341,10 +342,10 @@ class Tally:
         return time.monotonic() < self.stop_at and self.usd + launch.est_usd <= self.cap_usd
 
     def stop_of(self, launch: PlannedLaunch) -> float:
-        """Return the time on the clock `time.monotonic` at which `launch` must end.
+        """Return the time at which `launch` must end, as `time.monotonic` returns it.
 
-        This is the earlier of two times: the end of the campaign, and the time at which `launch`
-        has spent the campaign's remaining dollars.
+        The launch must end with the campaign, or earlier when it has spent the campaign's remaining
+        dollars.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:
@@ -356,8 +357,8 @@ class Tally:
         """Add the results of one launch to the tally.
 
         served: the result of the launch.
-        collected: the result of loading its records into the warehouse.
-        cluster: the launched cluster. If it was unavailable, it is added to `refused`.
+        collected: the result of loading the launch's records into the warehouse.
+        cluster: the launched cluster. If `served.unavailable` is True, it is added to `refused`.
         """
         self.launches += 1
         if served.unavailable:

@@ -1,9 +1,9 @@
 """Reserve a refresh's dollars in the shared warehouse, to keep a team within its monthly cap.
 
-A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines, and
-cannot use dollars that earlier claims reserve. When the records of all launches of the refresh are
-in the warehouse, the SRIFT_HOME that made the claim releases the dollars: it settles the claim. A
-claim that is never settled expires at the time in its column `may_cost_until`.
+A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines. The
+refresh cannot use dollars that earlier claims reserve. When the records of all launches of the
+refresh are in the warehouse, its claim is settled, which releases the dollars. A claim that is
+never settled counts until the end of the month of its `may_cost_until`.
 """
 
 import socket
@@ -41,13 +41,13 @@ def claim(workspace: Workspace, refresh_id: str, usd: float, now: datetime) -> N
 
 
 def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
-    """Release the dollars that this SRIFT_HOME reserved for refreshes which need them no longer.
+    """Release the dollars that this SRIFT_HOME reserved for ended refreshes.
 
-    A refresh needs its dollars until the records of all its launches are in the warehouse. Errors
-    are printed, not raised, and the next `srift reap` tries again.
+    The dollars stay reserved until the records of all launches of a refresh are in the warehouse.
+    Errors are printed, not raised, and the next `srift reap` tries again.
 
-    over: id of an ended refresh. Only its dollars are released. If "", the function considers all
-        refreshes except the running refresh.
+    over: id of an ended refresh, to release only its dollars. "" means all refreshes except the
+        running refresh.
     """
     # The files are listed before the leases are read, so that a campaign that begins in between
     # keeps its claim.
@@ -78,8 +78,7 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
 
     Reservations that expired before `month_start` are left out.
 
-    before: id of a refresh. Only reservations older than the reservation of this refresh are
-        returned. If this refresh has no reservation, there is no such limit.
+    before: id of a refresh. If the refresh has a reservation, only older reservations are returned.
     """
     if not _shares_a_month(workspace):
         return []

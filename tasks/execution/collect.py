@@ -1,7 +1,7 @@
 """End machines that are past their deadline, and load the measurements of all ended leases.
 
-A lease is a file about a launch, written before machines are requested. This code runs after every
-launch, before every refresh and in `srift reap`.
+A lease is the record of a launch. This code runs after every launch, before every refresh and in
+`srift reap`.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def collect(workspace: Workspace, now: datetime) -> Collected:
 def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
     """Load the results of a launch that just ended, and of all other ended launches.
 
-    served: the result of the launch. If it got no machines, its rows are loaded from `served`.
+    served: the result of the launch. If no machines were acquired, `served.rows` is loaded.
     """
     # a launch without machines has written no files
     if served.mailbox is None:
@@ -53,7 +53,9 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
 
 
 def reap_now(provider: str | None = None) -> list[str]:
-    """End overdue machines, load their records, and print and return one sentence per action.
+    """End overdue machines, and load the records of ended launches.
+
+    Prints and returns one sentence per action.
 
     provider: the provider's name. None means all providers that this SRIFT_HOME has used. The
         providers whose machines cost money come first.

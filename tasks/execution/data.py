@@ -48,12 +48,12 @@ FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where machines read the data of the workload `name`, and how the data get there.
+    """The plan to make the data of the workload `name` available to machines.
 
     place: the folder on this computer, or the S3 address, from which machines read.
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
-    move: "fetch", "upload", or empty if no transfer is needed.
+    move: "fetch" (from S3 to this computer), "upload" (to S3), or empty if no transfer is needed.
     download_usd: the maximum cost in dollars of the download to one machine.
     upload_usd: the maximum cost in dollars to upload the folder and store it for a month.
     problem: why the data cannot be used; empty if there is no problem.

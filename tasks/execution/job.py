@@ -1,6 +1,6 @@
 """Convert a planned launch to a job.
 
-A job has the runs of the launch in the form that machines receive, and the setup of each run.
+For each run, a job has the `Item` that machines receive, and the setup to store with the results.
 """
 
 import os
@@ -43,13 +43,13 @@ POLL_S = 0.1
 class Job:
     """One launch of a cluster, and the runs to measure on it.
 
-    expected: for each machine in rank order, the devices that it must have.
-    items: the runs, in the form that machines receive.
+    expected: the devices that each machine must have, in rank order.
+    items: the runs, as machines receive them.
     run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
-    lose_after_s: {id of an elastic run: seconds from its start until Srift stops the machine with
-        the highest rank}. An elastic run measures how much time a lost machine costs.
+    lose_after_s: {id of an elastic run: seconds}. An elastic run measures how much time a lost
+        machine costs. Srift stops the machine with the highest rank this long after the run starts.
     """
 
     lease_id: str
@@ -76,12 +76,12 @@ class Served:
 
     mailbox: the folder with the files that machines wrote; None if no machines were acquired.
     outcome: how the launch ended, or why it got no machines, as text.
-    unavailable: True if the provider could not supply the cluster, or if a machine lacked the
-        devices that it must have.
-    recorded: ids of the runs with a record from a machine.
+    unavailable: True if the provider could not supply the cluster, or if a machine lacked its
+        expected devices.
+    recorded: ids of the runs for which a machine wrote a record.
     usd: cost of the machines in dollars; None if unknown.
-    rows: warehouse rows that this computer writes, because no machine wrote a record. They are
-        about runs without a result, or about the whole launch if it ended early.
+    rows: warehouse rows that this computer writes, because no machine wrote a record. A row
+        describes a run without a result, or a failure of the launch.
     seconds: {phase of the launch: seconds spent in it}.
     """
 
@@ -97,7 +97,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The time source of a launch. Tests replace it, so that they do not wait."""
+    """The time source of a launch. Tests replace the clock to avoid waits."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -146,7 +146,7 @@ def write_rows(served: Served) -> None:
 
 
 def placement(members: Sequence[Offer]) -> dict[str, Any]:
-    """Return the market, zone, region and dollars per hour of a run's machines, by column name.
+    """Return market, zone, region and dollars per hour of a run's machines, as {column: value}.
 
     members: the offers of the machines.
     """
@@ -247,7 +247,7 @@ def _emulated(settings: Settings) -> bool:
 
 
 def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
-    """Return a planned run in the form that machines receive."""
+    """Convert a planned run to the `Item` that machines receive."""
     item = Item(
         run_id=run_id,
         kind=wanted.kind,
@@ -288,7 +288,6 @@ def _run_setup(
 ) -> dict[str, Any]:
     """Return the setup of a run as {column: value}, to be stored with its measurement.
 
-    wanted: the planned run.
     members: the offers of the run's machines.
     digests: {workload: digest of its code and settings}.
     """

@@ -11,14 +11,13 @@ from .outcomes import AttemptEnd
 
 
 class Machines:
-    """The machines of a launch, and which of them can measure.
+    """The states of a launch's machines: starting, able to measure, or lost.
 
-    The provider and the machines themselves report their states.
+    The provider and the machines themselves report the states.
 
     data: {digest: S3 address} of the data that each machine downloads.
     stop_at: the time on `clock` at which the refresh has no time or money left.
-    awaited: the machines that cannot measure yet. Either they have not reported that they started,
-        or they are still downloading data.
+    awaited: the machines that have not reported their start, or are still downloading data.
     gone: the machines that are lost.
     fetching: the machines in `awaited` that have started and are still downloading data.
     """
@@ -57,10 +56,13 @@ class Machines:
         return not self.awaited
 
     def wait_for_all(self) -> AttemptEnd | None:
-        """Wait until all machines have reported that they started, and have ended their downloads.
+        """Wait until all machines have reported their start and ended their downloads.
 
-        Returns None, or why the wait ended early: a machine was lost or started too slowly, or the
-        time or money of the refresh was used up.
+        Returns None if all machines are ready. Otherwise, the result says why the wait ended:
+
+        - A machine was lost.
+        - A machine started too slowly.
+        - The refresh has no time or money left.
         """
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
@@ -81,11 +83,11 @@ class Machines:
     def lost(self) -> AttemptEnd | None:
         """Return an AttemptEnd with the newly lost machines; None if there are none.
 
-        Newly lost machines are not in `gone` yet. If the provider reports that some of them have
-        ended, the result has these machines. Otherwise, the result has the machines without a
-        recent heartbeat.
+        Newly lost machines are not in `gone` yet. The result has the machines that have ended,
+        according to the provider. If there are none, the result has the machines without a recent
+        heartbeat.
 
-        The `reason` of the result describes a single machine, if possible an interrupted machine.
+        The `reason` of the result describes only one machine, preferably an interrupted machine.
         """
         self.states = self.running.nodes()
         dead = [
@@ -109,7 +111,7 @@ class Machines:
         return None
 
     def drop(self, lost: frozenset[int]) -> None:
-        """Add the nodes `lost` to `gone`, so that the launch no longer waits for them."""
+        """Move the nodes in `lost` to `gone`, so that the launch no longer waits for them."""
         self.awaited -= lost
         self.fetching -= lost
         self.gone |= lost
@@ -127,7 +129,7 @@ class Machines:
         return frozenset(going), min(going.values(), default=math.inf)
 
     def out_of_time(self) -> AttemptEnd | None:
-        """Return how the attempt ends if the refresh has no time or money left, else None."""
+        """Return an AttemptEnd if the refresh has no time or money left, else None."""
         if self.clock.monotonic() > self.stop_at:
             return AttemptEnd(how="time", reason="the campaign's time is up")
         return None

@@ -1,4 +1,4 @@
-"""Exchange files with the machines of a launch through the mailbox, a folder or S3 prefix.
+"""Exchange files with the machines of a launch through the mailbox (a folder or S3 prefix).
 
 `tasks/node/record.py` describes the files.
 """
@@ -72,9 +72,9 @@ class Mailbox:
             write_json(self.path / DATA_FILE, {"data": addresses})
 
     def data_of(self, node: int) -> dict[str, Row]:
-        """Return the states of the downloads of machine `node`, as {digest of the data: state}.
+        """Return the state of each download to machine `node`, as {digest of the data: state}.
 
-        A state is a dictionary with the key `state`, and after a failure the key `reason`.
+        A state is, for example, {"state": "failed", "reason": "the disk is full"}.
         """
         states = self._read(node, DATA_FILE)
         return {digest: state for digest, state in states.items() if isinstance(state, dict)}
@@ -95,8 +95,8 @@ class Mailbox:
     def ready_of(self, node: int) -> float:
         """Return the Unix time at which machine `node` reported that it had started.
 
-        The clock is that of the computer or S3 service that stores the mailbox. Raises OSError if
-        there is no such report.
+        The computer or S3 service that stores the mailbox sets the time. Raises OSError if the
+        machine has not reported.
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
@@ -114,19 +114,18 @@ class Mailbox:
         return {int(file.parent.name.removeprefix("node-")) for file in files}
 
     def pairs(self, attempt: int, node: int) -> Any:
-        """Return the links between pairs of machines that were measured in `attempt`.
+        """Return the links between machines as measured in `attempt`, or None without a report.
 
-        The result has the JSON form of `rank_order._Pairs`, and is not validated. It is None if
-        there is no report.
+        The result has the JSON form of `rank_order._Pairs`, and is not validated.
 
         node: index of the machine with rank 0 in `attempt`. Only this machine reports links.
         """
         return self._read(node, f"armed-{attempt}.json").get("pairs")
 
     def finished(self, attempt: int) -> list[Row]:
-        """Return the content of finished-<attempt>.json of each machine whose torchrun has ended.
+        """Return a report from each machine whose torchrun has ended.
 
-        The key `node`, the index of the machine, is added to each content.
+        A report is the content of finished-<attempt>.json, and the index of the machine as `node`.
         """
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]

@@ -1,4 +1,4 @@
-"""Describe how an attempt ended, and build rows for runs and launches without a record.
+"""Describe how an attempt ended, and build warehouse rows about failed runs and launches.
 
 An attempt is one execution of torchrun, which measures several runs.
 """
@@ -19,14 +19,14 @@ RunSetups = Mapping[str, RunSetup]
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How one attempt (an execution of torchrun, which measures several runs) ended.
+    """How an attempt ended. An attempt is one execution of torchrun, which measures several runs.
 
     how: "finished" if all runs ended, "failed" if a run failed, "lost" if machines were lost, or
         "time" if the refresh has no time or money left.
     culprit: id of the run that failed or was being measured; empty if there is no such run.
     interrupted: True if the provider took a machine away or the user stopped the launch.
-    nodes: after "failed", the machines that lack the devices they must have. After "lost", the lost
-        machines. If the lost machines are unknown, `nodes` is empty and the launch ends.
+    nodes: if `how` is "failed", the machines that lack their expected devices. If `how` is "lost",
+        the lost machines. If the lost machines are unknown, `nodes` is empty and the launch ends.
     """
 
     how: str
@@ -43,8 +43,8 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
     The exit codes of the workers show which node most likely caused the failure. The report of that
-    node names the run and the reason. If the node could not write to the mailbox, the result has
-    `how` "lost" and no `nodes`, which ends the launch.
+    node names the run and the reason. If the node could not write to the mailbox, `how` is "lost"
+    and `nodes` is empty. Such a result ends the launch.
 
     finished: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
     under_way: id of the run to blame if the report names no run in `planned`.

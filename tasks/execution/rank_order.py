@@ -24,7 +24,7 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
 
     A sweep measures every pair once.
 
-    nodes: the measured machines, in the order of the matrices' rows and columns.
+    nodes: the measured machines. Row and column i of each matrix belong to `nodes[i]`.
     latency_s: for each sweep, a square matrix. An entry is the seconds until two machines have sent
         each other one byte.
     byte_s: for each sweep, a square matrix. An entry is the additional seconds for each byte of a
@@ -43,8 +43,11 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
 
         A sweep is one measurement of every pair of nodes.
 
-        Raises ValueError if the measured nodes are not exactly `nodes`, if `latency_s` or `byte_s`
-        lacks the time of a pair, or if a time is zero or less.
+        Raises ValueError in these cases:
+
+        - The measured nodes are not exactly `nodes`.
+        - `latency_s` or `byte_s` lacks the time of a pair.
+        - A time is zero or less.
         """
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
@@ -104,8 +107,6 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     """Return the rounds of messages that machines exchange in one step of each run in `items`.
 
     Runs on fewer than LEAST_ORDERED machines are left out.
-
-    machines: the number of machines.
     """
     pairs = machines & (machines - 1) == 0
     found: tuple[Round, ...] = ()

@@ -1,8 +1,8 @@
 """Load the files of an ended launch into the warehouse: results of runs, cost and machines.
 
-A machine writes a record (a JSON file) for each run. The run of an invalid record counts as failed,
-and the record is moved to SRIFT_HOME/rejected. If a launch is loaded twice, its rows are stored
-once.
+A machine writes a record (a JSON file) for each run. If a record is invalid, its run counts as
+failed, and the record is moved to SRIFT_HOME/rejected. If a launch is loaded twice, its rows are
+stored once.
 """
 
 import json
@@ -177,10 +177,10 @@ class Collected:
     """The result of loading the files of launches.
 
     new: number of rows that the warehouse did not have.
-    by_status: {status of a run or launch: number of rows, new or not}.
+    by_status: {status of a run or launch: number of rows}, including rows that were not new.
     usd: cost of the launches in dollars.
     notes: messages for the user.
-    lacking: {workload: why its data could not be downloaded or its requirements installed}.
+    lacking: {workload: why machines could not download its data or install its requirements}.
     """
 
     new: int = 0
@@ -190,7 +190,6 @@ class Collected:
     lacking: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Self) -> None:
-        """Add the counts, dollars, notes and lacking workloads of `other`."""
         self.new += other.new
         self.by_status.update(other.by_status)
         self.usd += other.usd
@@ -201,7 +200,7 @@ class Collected:
 def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
-    The `notes` of the result report rejected records, and machines that did not upload all files.
+    The result's `notes` are about rejected records, and machines that did not upload all files.
 
     lease: the record of the launch.
 

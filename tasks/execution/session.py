@@ -42,7 +42,7 @@ def serve(
 ) -> Served:
     """Rent the machines of `job` from `provider`, and measure the runs of `job` on them.
 
-    The function ends when no run remains to be measured, and at the latest soon after `stop_at`.
+    The function returns when no run remains to be measured, or soon after `stop_at`.
     The machines are always released. Refused requests, errors of the provider and lost machines
     become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
     the campaign can go on with its next launch.
@@ -51,8 +51,8 @@ def serve(
         provider: acquires the machines.
         job: the runs and their cluster.
         stop_at: the time to stop, as `clock.monotonic` returns it.
-        watch: is called with the progress of the job, as `job.Watch` describes.
-        clock: the default is the real clock.
+        watch: a callback that receives the progress of the job, see `job.Watch`.
+        clock: None means the real clock.
     """
     served = Served(lease_id=job.lease_id)
     laps = Stopwatch(served.seconds, clock or Clock())
@@ -88,10 +88,10 @@ class Session:
     """Runs one job on one acquired cluster until all runs are recorded or time is up.
 
     running: the acquired machines.
-    served: the result of the launch. The session sets its fields.
+    served: the result of the launch, which the session fills in.
     stop_at: the time to stop, on the clock of `laps`. The session stops earlier if the acquired
         machines cost more than planned.
-    watch: is called with the progress, as `job.Watch` describes.
+    watch: a callback that receives the progress, see `job.Watch`.
     laps: measures the seconds of each phase of the launch.
     """
 
@@ -205,11 +205,11 @@ class Session:
         return plan
 
     def handle_loss(self, ended: AttemptEnd) -> str:
-        """Replace the lost machines `ended.nodes` that remaining runs need.
+        """Replace the lost machines (`ended.nodes`) if remaining runs need them.
 
-        Adds a row for the loss to `served.rows`, and removes runs that can no longer be measured
-        from `remaining`. Requests no machine after MOST_REPLACEMENTS replacements, or if too little
-        time or money is left.
+        Adds a row for the loss to `served.rows`. Removes from `remaining` the runs that can no
+        longer be measured. Requests no machine after MOST_REPLACEMENTS replacements, or if too
+        little time or money is left.
 
         Returns the reason of the loss. If no remaining run can be measured, the result also says
         why there is no replacement.
@@ -251,14 +251,14 @@ class Session:
             self._replace(node)
 
     def _handle_fault(self, ended: AttemptEnd) -> None:
-        """Remove the failed run, and runs that can no longer be measured, from `remaining`.
+        """Remove from `remaining` the failed run, and runs that can no longer be measured.
 
-        Adds a row for the failed run to `served.rows`, unless the run has a record. If no run is
-        known to have failed, the last attempt adds a row for the launch. These runs are also
-        removed:
+        If the failed run has no record, a row for this run is added to `served.rows`. These runs
+        are also removed:
 
         - Runs that need a machine in `ended.nodes` (the machines without the expected devices).
-        - All runs with this attempt's `_process_key`, after MOST_ATTEMPTS failed attempts with it.
+        - After MOST_ATTEMPTS failed attempts with the same `_process_key`, all runs with this key.
+          If the failed run is unknown, a row for the launch or for the elastic run is added.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -276,7 +276,7 @@ class Session:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
     def _forget(self, lost: frozenset[int]) -> None:
-        """Stop waiting for the lost machines `lost`, and log when they were lost."""
+        """Stop waiting for the machines in `lost`, and log when they were lost."""
         self.machines.drop(lost)
         for node in lost:
             state = self.machines.states[node]
@@ -329,11 +329,11 @@ class Session:
         return [item for item in self.remaining if here.issuperset(item.needs)]
 
     def _possible(self, items: Iterable[Item]) -> list[Item]:
-        """Return the runs in `items` that need no lost machine."""
+        """Return the runs in `items`, except runs that need a lost machine."""
         return [item for item in items if self.machines.gone.isdisjoint(item.needs)]
 
     def _without(self, run_ids: set[str]) -> list[Item]:
-        """Return the remaining runs, except those in `run_ids`."""
+        """Return the remaining runs whose ids are not in `run_ids`."""
         return [item for item in self.remaining if item.run_id not in run_ids]
 
     def _replace(self, node: int) -> str:
@@ -521,7 +521,6 @@ def not_served(served: Served, job: Job, status: str, why: str) -> Served:
     """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
 
     status: "refused" or "failed".
-    why: the reason.
     """
     served.outcome = f"{status}: {why}"
     served.rows.append(_launch_row(served, job, job.run_setups, status, why))

@@ -36,7 +36,8 @@ class Experience:
 
     conditions: the models of start-up, checkpoints and interruptions of a training job.
     costs: the estimated seconds that launches and benchmark runs take.
-    interruptions: {instance type: phrase about the interruptions of its spot machines}.
+    interruptions: {instance type: text about its spot machines}, such as "interruptions in 12
+        machine-hours of own launches: 3".
     learning: rows of the mart `learning`, which compare the losses of strategies.
     downloads: rows of the table `raw_downloads`, with the sizes of workloads' data.
     """

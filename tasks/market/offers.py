@@ -37,8 +37,8 @@ Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `matching`
 def note_definitions(workspace: Workspace, now: datetime) -> None:
     """Store the definitions (fields and digests) of workloads and instance types in the warehouse.
 
-    If the provider does not answer, the instance types of the offers that ship with Srift are
-    stored, except types that the warehouse already has.
+    If the provider does not answer, the instance types that ship with Srift are stored. Types that
+    the warehouse already has are then skipped.
     """
     name = workspace.provider.name
     try:
@@ -61,7 +61,7 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 
 
 def ask_offers(workspace: Workspace, now: datetime) -> list[Offer]:
-    """Return the provider's current offers. Raises ProviderError if it does not answer."""
+    """Return the provider's current offers. Raises ProviderError if there is no answer."""
     return workspace.provider.offers(now)
 
 
@@ -108,9 +108,9 @@ def snapshot_offers(
 def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
-    filters: (column, text) pairs, such as ("region", "us-east-1"). An offer passes a filter if its
-        value in the column equals the text. If no offer's value equals the text, an offer passes
-        if its value contains the text. Case is ignored.
+    filters: (column, text) pairs, such as ("region", "us-east-1"). If any offer has exactly this
+        text in the column, only offers with exactly this text pass. Otherwise, offers that contain
+        the text pass: ("region", "us-") accepts "us-east-1". Case is ignored.
 
     Raises:
         ProviderError: if there are offers, but none passes.
@@ -148,7 +148,6 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
 
 
 def _row(offer: Offer) -> dict[str, Any]:
-    """Return the fields of an offer and its instance type as {name: value}."""
     risk = -math.expm1(-24 * offer.interruptions_per_hour) if offer.market == "spot" else None
     return {
         "instance_type": offer.instance_type.name,
@@ -164,8 +163,8 @@ def _row(offer: Offer) -> dict[str, Any]:
 def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     """Return the provider's current offers without storing them.
 
-    If the provider does not answer, the result is the last snapshot in the warehouse, or the offers
-    that ship with Srift if they are newer.
+    If the provider does not answer, the result is the newer of two lists: the last snapshot in the
+    warehouse, and the offers that ship with Srift.
 
     Raises:
         ProviderError: if the provider does not answer and there are neither packaged nor stored

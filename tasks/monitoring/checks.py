@@ -1,8 +1,8 @@
-"""Compare new runs with predictions, and store drift, slow runs and the regret of past choices.
+"""Compare new runs with predictions, and store drift, slow runs and the regret of recommendations.
 
-A choice is a published recommendation. The regret of a choice is its extra cost over the best
-choice that is now known. The promises of a choice are its predicted step time, hours and dollars.
-The checks must run before a new model learns from the new runs.
+A choice is a published recommendation. Its promises are the predicted step time, hours and dollars.
+Its regret is the extra cost over the best choice that is now known. Run the checks before a model
+is fitted to the new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,13 @@ def note_drift(
     refresh_id: str,
     now: datetime,
 ) -> list[str]:
-    """Test for drift, store the results, and return a sentence for each drifting type and zone.
+    """Test instance types for drift, store the results, and return a sentence for each drift.
 
     An instance type drifts in a zone if too many of its new runs lie outside their predicted
     intervals.
 
     frames: the data to which models are fitted, as {name: frame}.
-    champion: the model in use. If it is None, nothing is tested, and the sentences report earlier
-        tests.
+    champion: the model in use. If None, nothing is tested, and the sentences report the last tests.
     """
     if champion is not None:
         known = rows_of(workspace.mart("drift", drifting=True))
@@ -69,8 +68,8 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return {drifting instance type: time of its newest run that was tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. Its runs
-    up to the returned time must be repeated.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. Campaigns
+    ignore the type's runs up to the returned time, and repeat them.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()
@@ -119,7 +118,7 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
-    """Return the runs that the model can predict and to which it was not fitted."""
+    """Return the runs that `model` can predict, without the runs to which it was fitted."""
     known = set(model.workloads) - model.guessed
     met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
     unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)

@@ -1,6 +1,6 @@
 """Report the running refresh, its machines and stale data.
 
-The sources are the lease files (a lease is the record of a launch) and the published files.
+The report reads the lease files and the published files. A lease is the record of a launch.
 """
 
 from contextlib import suppress
@@ -73,9 +73,9 @@ def status_of(provider: str) -> dict[str, Any]:
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
     """Return facts about the provider's published table, and sentences about stale contents.
 
-    The facts are the number of rows, the model version and the hours since the newest prices,
-    measurements and publication. The facts are None if the table cannot be read, or has no row of
-    the provider.
+    The facts are the number of rows, the model version, and three ages in hours: of the table, its
+    newest prices and its newest measurements. The facts are None if the table cannot be read, or
+    has no row of the provider.
     """
     try:
         frame = read_published(workspace.published)

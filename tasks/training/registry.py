@@ -226,7 +226,6 @@ def promote(
 ) -> None:
     """Make the version `number` the model in use, by giving it the alias `champion`.
 
-    reason: why the version is promoted.
     over: number of the version in use until now; None if there was none.
     """
     name, text = name_of(provider), str(number)

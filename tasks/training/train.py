@@ -90,8 +90,9 @@ def register(
 ) -> tuple[int, Promotion]:
     """Register the new model, promote or refuse it, and return its version and the decision.
 
-    If the version in use has changed since the comparison, the new model is compared again.
-    frames: the measurements to which the new model was fitted.
+    If another version has come into use since the comparison, the models are compared again.
+
+    frames: the data to which the new model was fitted.
     """
     home, provider = workspace.home, workspace.provider.name
     provenance = Provenance(

@@ -13,8 +13,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Servers need a new password at each start. A browser sends a known password to any later server
-    on the same port, and another user may have started that server.
+    Servers need a new password at each start. A browser sends a remembered password to any server
+    on the same port, even to the server of another user.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

@@ -1,4 +1,4 @@
-"""Check the disk of SRIFT_HOME (the folder of all state), and read MLflow's database in it."""
+"""Check the disk of SRIFT_HOME (the folder of all state), and read its MLflow database."""
 
 import errno
 import shutil
@@ -33,9 +33,9 @@ class Wrong(ProviderError):
 def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     """Return the number and the folder of the model version with `alias`.
 
-    Returns None if `store` cannot be read, has no such version, or names a folder that does not
-    exist. Callers then ask MLflow. Importing MLflow takes seconds, so this function reads MLflow's
-    file itself.
+    This function does not import MLflow, because the import takes seconds. Returns None if `store`
+    cannot be read, has no such version, or names a missing folder. Callers must then use MLflow.
+
     store: MLflow's SQLite file.
     name: name of the registered model.
     alias: an alias of a version, such as "champion".

@@ -39,7 +39,6 @@ class Busy(Exception):
 def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of SRIFT_HOME during the block, so that no other refresh runs.
 
-    refresh_id: the id of the refresh that takes the lock.
     Raises Busy if another refresh does not end within `patience_s` seconds.
     """
     home.mkdir(parents=True, exist_ok=True)

@@ -87,10 +87,10 @@ class ServerEnded(Exception):
 
 
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until `server` or a child process of it listens on the loopback port `port`.
+    """Wait until `server` or one of its child processes listens on the loopback port `port`.
 
-    Other processes on this port do not count, because clients would send the server's
-    password to them.
+    Other processes on the port are ignored, because clients would send them the server's password.
+
     Raises ServerEnded if `server` ends or does not listen within two minutes.
     """
     end = time.monotonic() + _START_S
@@ -102,7 +102,7 @@ def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Return True if the process `pid` or a child of it listens on `port`."""
+    """Return True if the process `pid` or one of its child processes listens on `port`."""
     try:
         process = psutil.Process(pid)
         return any(

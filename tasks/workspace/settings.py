@@ -98,8 +98,8 @@ class Campaign(_Section):
 class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: penalty for each 1 % over the deadline or budget. Its unit is percent of the
-        dollars or hours that the goal minimizes.
+    overshoot_price: penalty for exceeding the deadline or budget. With 10, each 1 % over the limit
+        counts like 10 % more of the dollars or hours that the goal minimizes.
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
@@ -143,9 +143,9 @@ class GoalSettings(_Section):
 class WorkloadSettings(_Section):
     """The section of a workload: its code, samples, global batch and goals.
 
-    global_batch: the smallest and the largest permitted value, or the only permitted value.
+    global_batch: the permitted range, such as [64, 512], or the only permitted value, such as 64.
     entrypoint: `file.py:function` next to srift.toml, or `module:function` in the folder `path`.
-        None is for a workload without code, whose measurements are imported.
+        None means that the workload has no code, and its measurements are imported.
     precisions, strategies, switches: the options from which the planner can choose. An entry of
         `switches` is "none", or one or more of "checkpointing", "compile" and "offload", joined
         with "+".
@@ -449,6 +449,7 @@ def read_transformer(
 
     shape: the keys of a Hugging Face `config.json`, or the name of such a file in `root`.
     sequence: tokens per sample.
+
     Raises ValueError if the shape is wrong, and OSError if the file cannot be read.
     """
     config = json.loads((root / shape).read_text("utf-8-sig")) if isinstance(shape, str) else shape

@@ -71,7 +71,6 @@ class Source:
 
         contents: the result of `read`.
         function: name of the entrypoint function.
-        arguments: arguments of the function.
         env: environment variables of the workload.
         data: digest of the workload's data; empty without data.
         """
@@ -84,7 +83,7 @@ class Source:
         return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
-        """Return twelve hex digits that change with the files that pip reads; "" if pip reads none.
+        """Return twelve hex digits that identify the files that pip reads; "" without requirements.
 
         contents: the result of `read`.
         """
@@ -128,6 +127,7 @@ def folder_source(
 
     module: dotted name of the entrypoint's module.
     requirements: name of the requirements file in `folder`; empty if there is none.
+
     Raises SourceRefused in these cases:
 
     - The module or the requirements file is missing.
@@ -162,8 +162,8 @@ def file_source(root: Path, name: str, requirements: str, without: Collection[Pa
 
     - The code file or the requirements file is missing.
     - A file is a link that leads out of `root`, to a hidden file or to a path in `without`.
-    - A requirements file is given, and the files are too large, or a file would shadow Srift's
-      package `node`.
+    - There is a requirements file, and the files are too large.
+    - There is a requirements file, and a file would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -206,8 +206,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
     """Return True if `path` is a symbolic link that must not be sent to machines.
 
-    Such a link leads to a folder, out of `root`, to a hidden file, or to or below a path in
-    `without`. A file inside a linked folder also counts as a link.
+    Such a link leads to a folder, out of `root`, to a hidden file, or into a path in `without`. A
+    file inside a linked folder also counts as a link.
     """
     target = path.resolve()
     hidden = "/." in str(target).removeprefix(str(root))

@@ -55,7 +55,7 @@ class WorkloadData:
 def source_of(text: str, root: Path) -> Path | Address:
     """Parse the setting `data`: a folder relative to `root`, or an S3 address.
 
-    Raises BadData if the text has neither form.
+    Raises BadData if `text` is neither a folder nor an S3 address.
     """
     if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
@@ -74,6 +74,7 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
     root: the folder to which a relative path in `text` is relative.
     home: SRIFT_HOME.
     follow_links: if False, symbolic links must not lead out of the folder.
+
     Raises BadData in these cases:
 
     - The text is neither a folder nor an S3 address.
@@ -142,7 +143,7 @@ def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
 
 
 def digest_of_data(text: str, files: dict[str, int] | None) -> str:
-    """Return twelve hex digits that change if `text`, or the name or size of a file, changes.
+    """Return twelve hex digits that identify `text` and the names and sizes of the files.
 
     text: the setting `data`.
     files: {name: size in bytes} of a folder; None for an S3 address.

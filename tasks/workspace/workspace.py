@@ -153,10 +153,13 @@ def refresh_command(provider: str, max_usd: str) -> str:
 
 
 def refuse_to_spend(provider: str, max_usd: float | None) -> None:
-    """Raise SettingsError if a required dollar cap or S3 bucket is missing, or a cap is invalid.
+    """Check the dollar cap and the S3 bucket before machines are bought.
 
-    Machines that cost money require a cap. If the cap is above 0, they also require a bucket. A
-    negative or infinite cap is always an error.
+    Raises SettingsError in these cases:
+
+    - The cap is negative or infinite.
+    - Machines of the provider cost money, and no cap is given.
+    - Machines of the provider cost money, the cap is above 0, and no bucket is set.
 
     max_usd: the cap in dollars; None if the user gave no cap.
     """
