@@ -11,9 +11,9 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
-    """Return the distinct rows, and the position of each row among them as a (rows,) array.
+    """Return the distinct rows, and for each row its position in the distinct rows.
 
-    The distinct rows are in the order of their first appearance.
+    For example, `["b", "a", "b"]` gives `("b", "a")` and `[0, 1, 0]`.
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]

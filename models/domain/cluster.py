@@ -29,9 +29,8 @@ def bucket_hazard(bucket: int | None) -> float:
     """Return the expected number of interruptions per hour of a spot machine.
 
     EC2's Spot Advisor sorts instance types into five ranges of interruption rates. `bucket` is the
-    number of the range, from 0 to 4 (the highest rates). None and larger numbers count as 4: a type
-    without a range is usually new or scarce, and a needless warning costs a job less than a missing
-    warning.
+    number of the range, from 0 to 4 (the highest rates). None and larger numbers count as 4:
+    a type without a range is usually new or scarce.
     """
     share = ADVISED_MONTHLY_SHARE[4 if bucket is None else min(bucket, 4)]
     return -math.log1p(-share) / _MONTH_HOURS

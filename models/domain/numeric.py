@@ -13,9 +13,9 @@ ROUNDING = 1e-6
 
 
 def to_rounding(values: FloatArray) -> FloatArray:
-    """Return sort keys for positive `values` that hide rounding errors.
+    """Return sort keys for positive `values`, so that rounding errors do not decide the order.
 
-    The keys are logs of the values, rounded to whole multiples of ROUNDING. Values whose relative
-    difference is below ROUNDING mostly get the same key.
+    A key is log(value) / ROUNDING, rounded to a whole number. Values whose relative difference is
+    far below ROUNDING get the same key, with rare exceptions.
     """
     return np.round(np.log(values) / ROUNDING)

@@ -25,7 +25,7 @@ types_of = lru_cache(maxsize=65536)(parse_cluster)  # a million rows name only a
 def machines_of(
     cluster: str, layout: Any, batch: Any, devices: Mapping[str, int]
 ) -> tuple[Numbers, Numbers]:
-    """Return (used devices, batch per device) of a cluster, each with a number for every instance.
+    """Return (devices used, batch per device): two tuples with a number for each instance.
 
     cluster: the name of the cluster, such as `2xa+1xb`.
     layout: a text such as `4+4+2`, with the devices used on each instance. An empty text or a
@@ -120,8 +120,8 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
     """Count the measurements of each setup, as {key of the setup (see `setup_key`): count}.
 
     types: the instance types of the clusters. A row without a layout uses all devices of a type.
-    runs: a frame of measurements. Its optional column `runs` has the number of measurements that
-        each row pools. Without this column, each row counts once.
+    runs: a frame of measurements. A row counts as many times as its column `runs` says, or once if
+        the frame has no such column.
     """
     devices = {kind.name: kind.devices for kind in types}
     counted: Counter[Key] = Counter()

@@ -1,7 +1,7 @@
 """Compute parameters, gradient bytes and FLOPs of a transformer from its configuration.
 
-The configuration has the keys of a Hugging Face `config.json`, or Srift's names for the same sizes,
-such as `layers` and `hidden`.
+The configuration has the keys of a Hugging Face `config.json`. Srift's names can replace these
+keys: for example, `layers` instead of `num_hidden_layers`.
 """
 
 from collections.abc import Mapping

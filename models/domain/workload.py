@@ -99,10 +99,9 @@ class Mode(NamedTuple):
 
     @property
     def sends_otherwise(self) -> bool:
-        """True if the mode's step time and convergence are compared with those of DDP.
+        """True for compressed gradients, Adasum, tensor parallelism and parameter servers.
 
-        This holds for compressed gradients, Adasum, tensor parallelism and parameter servers, which
-        communicate differently from DDP.
+        The step time and the convergence of such a mode are compared with DDP.
         """
         return self.must_be_faster or self.combined
 
@@ -196,10 +195,10 @@ class Goal:
     - `goal`: a name in GOALS
     - `hours`: the deadline in hours; None if the goal has no deadline
     - `usd`: the budget in dollars; None if the goal has no budget
-    - `p_required`: the required probability of keeping the limit. If None, there is a penalty for
-      exceeding the limit instead.
-    - `overshoot_price`: the size of this penalty. Exceeding the limit by 1 % is as bad as an
-      objective that is `overshoot_price` % higher.
+    - `p_required`: the required probability of meeting the deadline or the budget, such as 0.9. If
+      None, a penalty replaces this requirement.
+    - `overshoot_price`: the size of the penalty. Each 1 % over the limit counts like
+      `overshoot_price` % more of the objective.
     """
 
     goal: str
@@ -237,9 +236,8 @@ class Goal:
 class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
-    - `modes`: the modes in which the user allows the workload to be trained
-    - `parameters`, `gradient_bytes`, `flops_per_sample`: None until a profile, an import or a
-      transformer's shape provides them
+    - `modes`: the modes that the user allows
+    - `parameters`, `gradient_bytes`, `flops_per_sample`: None if unknown
     - `layers`, `hidden`, `sequence`: layers, width and tokens per sample of a transformer; None for
       other workloads
     - `vocabulary`: the number of different tokens of a transformer; None if unknown
@@ -282,8 +280,8 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
 class Setup:
     """A workload on a cluster, with all settings that determine the step time.
 
-    `layout` has the number of devices used on each instance. `batch_per_device` has, for each
-    instance, the number of samples that a device processes in one accumulation step.
+    `layout` has the number of devices used on each instance. `batch_per_device` has the samples per
+    device in a micro-step, for each instance. `accumulation_steps` micro-steps make one step.
     """
 
     workload: str

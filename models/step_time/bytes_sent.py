@@ -3,8 +3,8 @@
 Measured runs correct the estimates. There are M machines with n devices each, and P ranks in total.
 The gradients have d values of 4 bytes.
 
-    mstopk     A device selects the fraction p of its d/n values. It sends (M-1) * 8 p d/n bytes to
-               other machines [Shi et al. 2021].
+    mstopk     A machine divides its d summed gradients among its n devices. A device sends the
+               fraction p of its values to other machines: (M-1) * 8 p d/n bytes [Shi et al. 2021].
     dense      A hierarchical all-reduce, for comparison: a device sends 2 (M-1)/M * 4 d/n bytes.
     powersgd   A rank sends r (rows + columns) values of each rows x columns matrix [Vogels et al.
                2019]. r is the rank of the factors.
@@ -13,12 +13,12 @@ The gradients have d values of 4 bytes.
                machines. The bytes of dot products are neglected [D].
     servers    There are S parameter servers, at most one per machine. In a first phase, a server
                receives (P-n)/S * 4 d bytes from other machines. In a second phase, it sends as many
-               bytes back. No machine sends or receives more bytes in a phase [D].
+               bytes back. In both phases, this is the maximum over all machines [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
-In a step, the samples of all ranks together have S rows. The inputs of the layer have |X| = S K
-elements, its outputs |Y| = S N, and its weights |W| = K N. A rank sends these numbers of elements
-for the layer:
+In a step, all ranks together process B rows, such as tokens. The inputs of the layer have |X| = B K
+elements, its outputs |Y| = B N, and its weights |W| = K N. For the layer, a rank sends these
+numbers of elements:
 
     tensor-2d, tensor-2.5d, on a grid of q x q x z ranks [D]:
         forward pass                   (q-1)/q^2 * (|X|/z + |W|)
@@ -31,8 +31,8 @@ for the layer:
 
 The terms (q-1)/q^2 * |W| count once per micro-step. Ranks are numbered along the rows of the grid,
 one row after another. Only exchanges with ranks on other machines use the network. Exchanges for
-biases and LayerNorms are neglected. Consecutive layers can be split as a group. Exchanges before
-the first layer and after the last layer of a group are neglected [D].
+biases and LayerNorms are neglected. Exchanges at the start and at the end of a group of consecutive
+split layers are also neglected [D].
 
 [D] marks numbers that were derived for Srift and are in no paper.
 """
@@ -73,15 +73,15 @@ class Communication(NamedTuple):
     Attributes:
         sent: bytes sent on all links, divided by the bytes that DDP sends. The all-reduce of DDP
             sends each gradient twice.
-        on_gloo: the bytes sent are multiplied by this factor if the backend is gloo. Gloo has no
-            reduce-scatter, so every rank receives the sum of all gradients [torch 2.13].
+        on_gloo: a factor on the bytes sent, for the backend gloo only. Gloo has no reduce-scatter,
+            so every rank receives the sum of all gradients [torch 2.13].
         held: bytes that a device holds for the exchange, divided by its gradient bytes. All
             strategies hold buckets. Some also hold residuals, values received from another rank, or
             the weights before the step [D].
         waits: True if the backward pass waits while a bucket is exchanged. Compression needs the
             device for the exchange. In tensor parallelism, the next layer needs the result.
-        passes: how often compression or Adasum reads all gradient values, relative to the strategy
-            ddp-mstopk. This strategy reads them about 20 times [D].
+        passes: how often compression or Adasum reads all gradient values, divided by 20.
+            ddp-mstopk reads all gradient values about 20 times [D].
     """
 
     sent: float = 1.0
@@ -218,8 +218,8 @@ def _outside(peers: FloatArray, apart: FloatArray | float, devices: FloatArray) 
     The peers of a rank are the remaining ranks of the group with which it exchanges data.
 
     peers: number of ranks in the group, including the rank itself.
-    apart: difference between the numbers of neighbouring ranks in the group.
-    devices: number of ranks on a machine. Their numbers are consecutive.
+    apart: spacing of the group's rank numbers: 2 for the group of ranks 0, 2 and 4.
+    devices: number of ranks on a machine, which have consecutive rank numbers.
     """
     beside = np.minimum(np.maximum(devices // apart, 1), peers)
     return (peers - beside) / np.maximum(peers - 1, 1)

@@ -1,8 +1,9 @@
 """Convert frames of measurements to training rows and facts of workloads.
 
 Every machine runs a reference computation around each measurement (node/reference.py). The
-computation is always the same, so its duration (the reference seconds) shows how fast the machine
-is. If most runs have reference seconds, all measured seconds are corrected to nominal speed:
+computation is always the same, so its duration (the reference seconds) shows the machine's speed.
+Nominal speed is the usual speed of the instance type. If most runs have reference seconds, all
+measured seconds are corrected to nominal speed:
 
     slowness        = geometric mean of (reference seconds / usual) over the machines of a run
     nominal seconds = seconds / slowness^beta
@@ -13,8 +14,8 @@ Repeated runs of the same setups update beta.
 
 - `usual`: the median reference seconds of the machine's instance type in the warehouse
 - `variance`: the variance of log slowness over all runs
-- `noise`: the standard error of the log slowness of a run. It is estimated from the spread of the
-  reference seconds over the blocks (repetitions) of the reference computation.
+- `noise`: the standard error of a run's log slowness, estimated from repetitions (blocks) of the
+  reference computation
 """
 
 from collections.abc import Mapping
@@ -103,7 +104,7 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
     """Return the data with the seconds of runs and profiles corrected to nominal speed.
 
     The docstring of the module describes the correction. The runs get a column `speed_sd`: the
-    standard deviation of log step seconds that the different speeds of machines cause. The data is
+    standard deviation of log step seconds due to speed differences between machines. The data is
     returned unchanged if it was corrected before, or if at most half of the runs have reference
     seconds.
     """
@@ -182,11 +183,11 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
 def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Pool the runs of each setup into one row. All `runs` must be valid (`valid_runs`).
 
-    The frame has the columns of a setup and these:
+    The frame has the columns of a setup, and these columns:
 
         step_s, sync_s   medians over the runs of the setup; NaN if unknown
-        runs             the number of runs; less if their log step seconds differ by more than
-                         run_sd and by more than 3 %
+        runs             the number of runs, reduced if the standard deviation of their log step
+                         seconds exceeds both run_sd and 0.03
         kind             the kind of device
         run_sd           standard deviation of log step seconds between runs of the same setup,
                          estimated for the kind of device
@@ -251,8 +252,9 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
     - Each row of `profiles` is a row of the result.
     - A multi-device row of `setups` is used if its instance types are equal, its batches are equal,
       and sync_s is known. Its seconds are (step_s - sync_s) / accumulation steps. Rows with the
-      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. They are
-      left out if a single device of the same kind was measured with the same batch.
+      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. The
+      average is left out if a single device of the same kind was measured with the same workload,
+      mode and batch.
 
     setups: a row for each measured setup (see `pooled`).
     profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).

@@ -19,9 +19,8 @@ def field_terms(
 ) -> pd.DataFrame:
     """Return a frame with COLUMNS for setups whose steps take `step_s` (rows,) seconds.
 
-    An unknown value is NaN. `mfu` is the FLOPs of a step without recomputation, divided by the
-    maximum FLOPs of the devices in the same time. The maximum follows from the peak rates in their
-    data sheets.
+    An unknown value is NaN. `mfu` is F / (R * step_s). F is the FLOPs of a step without
+    recomputation. R is the sum of the peak rates of all used devices, from their data sheets.
 
     `memory_gib` is the device memory that the rank with the least free memory needs.
     `memory_available_gib` is the total memory of this rank's device.

@@ -8,23 +8,24 @@ slowest machine, and C uses the largest k. G is the bytes of all gradients.
     t    = max(T1(b) [1 + sigma h (T1(b) / T1(b0))^eta], H)
     h    = ((k - 1)/3)^q
     C    = max(u beta(m) 2 (n - 1)/n G / R, u' (k / 2)^c 2 (k - 1)/k G / R')
-           + alpha m (1 + G / 25 MB)
+           + alpha m (1 + G / 25 MiB)
 
 Both maxima are smooth. p, q, sigma, eta, u, beta, u', c and alpha are learned parameters; see
 PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- h: the slow-down because k devices share a machine, in units of the slow-down of four devices. It
-  is 0 for one device. q is between 1 and 2, so h grows slowly while k is small: shared resources
-  cause no slow-down until they run short [D].
+- h: the slow-down because k devices share a machine, divided by the slow-down of four devices. h is
+  0 for one device. q is between 1 and 2, so h grows slowly at first: few devices hardly exhaust the
+  shared resources [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the
   same time, so only its slowest link counts [D]. R is the usable rate of the slowest link between
   machines (usable_gbps). R' is the rate of the slowest link inside a machine. The term with alpha
-  is the latency of the collectives. A collective exchanges a bucket of 25 MB. A strategy may send
-  more or fewer bytes than G. Compression and Adasum add seconds of computation.
+  is the latency of the collectives. A collective exchanges a bucket, usually of 25 MiB. C accounts
+  for strategies that send more or fewer bytes than DDP (bytes_sent.py). Compression and Adasum add
+  their computation to C and L.
 - L: the seconds to exchange the last bucket, during which nothing is computed. L equals C if the
   backward pass waits for the exchange.
 
@@ -140,7 +141,7 @@ def known_overlap(
     """Return the fields `hidden` and `last_bucket` of `Line` for profiled gradient buckets.
 
     `hidden` is the logit of `hidden_part`, minus the prior mean of this logit. `last_bucket` is the
-    log of the last bucket's size in units of 25 MB, minus the prior mean of this log. An unknown
+    log of the last bucket's size in units of 25 MiB, minus the prior mean of this log. An unknown
     argument (NaN) gives 0.
 
     hidden_part: fraction of a one-device step during which exchanges can run.

@@ -1,7 +1,7 @@
 """Compute the seconds that data loading adds to a step.
 
-A profile measures l and v: the seconds of CPU time to load one sample, and the seconds of waiting
-for storage.
+To load one sample, the loader uses l seconds of CPU time and waits v seconds for storage. A profile
+measures l and v.
 
 - r: the seconds of a step without loading. rho: the fraction of r spent on compute.
 - s: the number of micro-steps of a step. b: the samples per device in a micro-step.
@@ -23,8 +23,8 @@ The slowest machine of a setup determines the seconds of a step:
 
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
-w = k / max(C, k). Thus a worker makes compute at most 1 + w times as long. Compute takes rho r
-seconds alone, so loading delays it by at most w rho r. The remaining samples are loaded while
+w = k / max(C, k). Thus a worker makes compute at most 1 + w times as long. Compute without loading
+takes rho r seconds, so loading adds at most w rho r. The remaining samples are loaded while
 gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py). v is assumed
 not to change if machines share storage.
 
@@ -67,18 +67,17 @@ _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; relative rounding error o
 class Wait:
     """The seconds that data loading takes in each setup. Each field is a (rows,) array.
 
-    All seconds are 0 if no profile measured the data loader of the workload.
+    All seconds are 0 if no profile measured the data loader of the workload. The module's docstring
+    defines T_workers, T_cores and w.
 
     Attributes:
         workload: a number that identifies the workload.
         before_s: seconds of loading between two steps; 0 if the loader has workers.
-        supply_s: the minimum seconds of a step, because the workers must load its samples; 0 if the
-            loader has no workers. In the terms of the module's docstring, the value is T_workers,
-            or max(T_workers, T_cores) with accelerators.
-        beside_s: the seconds in which all CPU cores of a machine load its samples of a step. It is
-            0 unless the loader has workers and the CPU is also the device.
-        crowd: the maximum delay of compute by loading, in seconds per second of compute. It is 0
-            unless the loader has workers and the CPU is also the device.
+        supply_s: lower bound of the step seconds: T_workers, or max(T_workers, T_cores) with
+            accelerators; 0 if the loader has no workers.
+        beside_s: T_cores if the loader has workers and the CPU is the device, else 0.
+        crowd: w if the loader has workers and the CPU is the device, else 0. Loading delays
+            compute by at most this fraction.
         log_sd: the standard deviation of the log of loading seconds.
         by_workers: True if more loader workers would shorten a step that waits for batches. False
             if more CPU cores would shorten it.
@@ -171,8 +170,8 @@ class Loaders:
 
     Attributes:
         workers: {workload: number of loader workers for each device}.
-        samples: {(workload, instance type): (l, v)}. l and v are the seconds of CPU time and of
-            waiting for storage to load one sample.
+        samples: {(workload, instance type): (l, v)}. To load one sample, the loader uses l
+            seconds of CPU time and waits v seconds for storage.
         off: {workload: (mean, standard deviation) of log(measured / expected loading seconds)}.
     """
 
@@ -283,10 +282,10 @@ def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[Trai
 def _without_loading(
     runs: pd.DataFrame, loaders: Loaders, machines: Mapping[str, Machine]
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """Subtract loading seconds from `step_s` of `runs`, and fit how accurate these seconds are.
+    """Return `runs` with loading excluded from `step_s`, and the errors of the loading seconds.
 
-    The second result is {workload: (mean, standard deviation) of log(measured / expected loading
-    seconds)}, which is the field `Loaders.off`.
+    The errors are {workload: (mean, standard deviation) of log(measured / expected loading
+    seconds)}, as in `Loaders.off`.
     """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
     own = runs[loaded]

@@ -33,14 +33,12 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return the prior standard deviation of each linear term between groups of rows.
+    """Return the prior standard deviations at one level, as a (linear terms,) array.
 
     A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). The result has the shape (linear terms,). Terms that are not in `names`
-    get 0.
+    device (one_device.py). Terms that are not in `names` get 0.
 
-    level: a field of `Parameter` that says how rows are grouped. For example, "kind" groups rows by
-        kind of device.
+    level: a field of `Parameter`, such as "kind" (kind of device).
     """
     every = {**PARAMETERS, **EFFECTS}
     return np.array([getattr(each, level) * (name in names) for name, each in every.items()])
@@ -108,10 +106,10 @@ COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
-    """Return the covariance exp(-d^2 / 2) of each row of `a` with each row of `b`.
+    """Return exp(-d^2 / 2), the covariance of each row of `a` with each row of `b`.
 
-    d is the distance of the two rows, in which each column is divided by its length scale in
-    `length`. The result has the shape (rows of a, rows of b).
+    d is the Euclidean distance of the two rows, after each column is divided by its length scale.
+    `length` has the length scales. The result has the shape (rows of a, rows of b).
     """
     a, b = a / length, b / length
     square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
@@ -287,11 +285,11 @@ class StepProcess(GaussianProcess):
         return inputs, weights
 
     def curves(self, X: FloatArray) -> FloatArray:
-        """Return a (points,) array: posterior means of the sum of the curves.
+        """Return a (points,) array: the posterior mean of the curves in log T1.
 
-        The curves are smooth functions of the batch and of the shape of a transformer. log T1 is
-        the sum of linear terms and curves. T1 is the time that one device needs for a forward and a
-        backward pass. `X` has the kernel inputs of each point (see `point_inputs`).
+        T1 is the time that one device needs for a forward and a backward pass. log T1 is a sum of
+        linear terms and curves. Curves are smooth functions of the batch and of a transformer's
+        shape. `X` has the kernel inputs of each point (see `point_inputs`).
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()
@@ -318,7 +316,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
 
 
 def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: the kernel inputs that predict log one-device seconds."""
+    """Return a (points, WIDTH) array: the kernel inputs of the points."""
     inputs = np.zeros((len(points.mean), WIDTH))
     inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
     inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes

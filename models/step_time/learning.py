@@ -83,10 +83,9 @@ def learn_spreads(
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
     A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
-    multi-device rows. The result has an entry for each large cell. It also has an entry for each
-    kind of device that has only small cells. These entries have the same spread. They are missing
-    if all small cells together have fewer than 40 rows. `residuals.spreads_of` looks up the entry
-    for a row.
+    multi-device rows. The result has an entry for each large cell. If all small cells together have
+    at least 40 rows, a shared spread is learned from these rows. Each kind of device without large
+    cells then gets an entry with the shared spread. `residuals.spreads_of` finds a row's entry.
 
     residual: (rows,) log measured seconds minus log computed seconds.
     noise_factor: (rows,) factors on the noise variance: above 1 for outliers, below 1 for rows that

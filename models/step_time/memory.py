@@ -1,4 +1,4 @@
-"""Predict the peak memory of one rank from profiles, or bound it from facts of the workload.
+"""Predict the peak memory of one rank, or an upper bound if the workload was not profiled.
 
     peak = (base + beside + working) (1 + headroom)
 
@@ -7,7 +7,7 @@
     working     bytes of activations and gradients
     headroom    fraction for gaps in the allocated memory; 0 if the workload was not profiled
     context     bytes that torch and its communication need
-    a           bytes of activations of a sample
+    a           activation bytes per sample
     b           number of samples that a device processes in a micro-step
     S           bytes of weights and optimizer states
     W = G       bytes of all weights, which equal the bytes of all gradients
@@ -19,34 +19,34 @@
 If the workload was profiled, base and a are fitted to the profiled peaks base + max(G, a b).
 Otherwise, base = context + S, and a is the minimum of these estimates:
 
-    (memory - 2 G / n) / batch                               for each run that had enough memory
+    (device memory - 2 G / n) / batch                        for each run that had enough memory
     activation bytes of the layers, and of the logits        if the workload is a transformer
     activation bytes per operation x operations per sample   for other networks of known operations
 
 In the first estimate, n is 1 without sharding, and G is 0 with offload.
 
-                     beside                contents of beside          working
-    ddp              G                     buckets, summed in place    max(a b, G)
-    ddp-powersgd     2 G                   buckets, residuals          max(a b, G)
-    ddp-mstopk       2 G + 2 G'            also bucket magnitudes      max(a b, G)
-    adasum           1.5 G                 (upper bound)               max(a b, G)
-    adasum-delta     3.5 G                 old weights, changes        max(a b, G)
-    ps-N             (1 + 1/N) G           also a server's share       max(a b, G)
-    zero1            G - (1 - 1/n) (S - W)                             max(a b, G)
-    tensor-...       G                     as ddp (upper bound)        max(a b (c + 1) / 2, G)
-    fsdp             3 W' + 2 G' - (1 - 1/n) S                         max(a b, G / n)
-    zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S             max(a b, G / n)
-    fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                   a b
-    zero2, offload   W + W' + 2 G' + (W' + G') / n - S                 a b
+                     beside                contents of beside              working
+    ddp              G                     buckets, summed in place        max(a b, G)
+    ddp-powersgd     2 G                   buckets, residuals              max(a b, G)
+    ddp-mstopk       2 G + 2 G'            buckets, residuals, magnitudes  max(a b, G)
+    adasum           1.5 G                 (upper bound)                   max(a b, G)
+    adasum-delta     3.5 G                 old weights, changes            max(a b, G)
+    ps-N             (1 + 1/N) G           buckets, a server's share       max(a b, G)
+    zero1            G - (1 - 1/n) (S - W)                                 max(a b, G)
+    tensor-...       G                     buckets (upper bound)           max(a b (c + 1) / 2, G)
+    fsdp             3 W' + 2 G' - (1 - 1/n) S                             max(a b, G / n)
+    zero2            W (1 - 1/n) + W' + 2 G' - (1 - 1/n) S                 max(a b, G / n)
+    fsdp, offload    3 W' + 2 G' + (W' + G') / n - S                       a b
+    zero2, offload   W + W' + 2 G' + (W' + G') / n - S                     a b
 
-If a device has run the batch or a larger batch, the peak is at most the memory of the device. This
-bound does not apply to tensor parallelism.
+If a run with this batch or a larger batch fitted into a device, the peak is at most the memory of
+that device. This bound does not apply to tensor parallelism.
 
 The weights of a group (W') stay in memory while the next group is gathered. The gradients of a
 group (G') are copied before they are summed. The backward pass frees activations while it makes
 gradients, so `working` is the maximum of activations and gradients. If a step has several
-micro-steps, gradients stay in memory, and `working` is the sum of activations and gradients. It is
-also the sum if the workload was not profiled.
+micro-steps, gradients stay in memory. Then `working` is the sum of activations and gradients, as
+for workloads that were not profiled.
 
 Predictions are too high rather than too low. A batch that is refused without need can still run
 with gradient accumulation, but a batch that does not fit fails.
@@ -87,10 +87,10 @@ class Run(NamedTuple):
     batch: float
 
     def with_accumulation(self, gradients: float) -> "Run":
-        """Return the run, with a batch that would have fitted if gradients were accumulated.
+        """Return the run, with its batch reduced to make room for gradient accumulation.
 
-        This batch is smaller, because micro-steps after the first hold gradients beside
-        activations. The run is returned unchanged if it already accumulates gradients.
+        With accumulation, gradients and activations are in memory at the same time. A run that
+        already accumulates gradients is returned unchanged.
 
         gradients: the bytes of all gradients.
         """
@@ -345,10 +345,10 @@ def _lines(
 def _largest_that_ran(
     ran: SetupArrays, machines: Mapping[str, Machine]
 ) -> dict[tuple[str, Mode], list[Run]]:
-    """Return {(workload, mode): runs}, with the run of the largest batch for each device memory.
+    """Return {(workload, mode): runs}. For each size of device memory, keep the largest batch.
 
-    A list has separate runs with and without gradient accumulation. If the mode shards, it also has
-    separate runs for each number of ranks.
+    Runs with and without gradient accumulation are kept separately. If the mode shards, runs with
+    different numbers of ranks are also kept separately.
     """
     found: dict[tuple[str, Mode], list[Run]] = {}
     gib = [machines[name].device_memory_gib for name in ran.names]

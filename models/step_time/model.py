@@ -81,8 +81,8 @@ class StepTimeModel:
     a cluster, with the batch of each device.
 
     Attributes:
-        trained: the (workload, mode) pairs that can be predicted. They were measured, or
-            `all_introduced` or `with_compressed` added them.
+        trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
+            `all_introduced` or `with_compressed` added.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
         measured_types: the instance types with a measured run or profile.
@@ -386,9 +386,9 @@ def _facts(
     arrays: SetupArrays,
     profiles: pd.DataFrame,
 ) -> SetupFacts:
-    """Collect the facts from which setups are converted to input rows of the regression.
+    """Collect the facts that are needed to convert setups to inputs of the regression.
 
-    arrays: the measured setups, including profiles.
+    arrays: the setups of all runs and profiles.
     profiles: a row for each workload, mode, instance type and batch (`dataset.profile_rows`).
     """
     batches: defaultdict[tuple[str, Mode], set[float]] = defaultdict(set)
@@ -457,11 +457,11 @@ def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> 
 
 
 def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
-    """Return a model that also predicts `workload` in some modes without measurements.
+    """Return a model that also predicts `workload` in modes without measurements.
 
-    The modes are those with compressed gradients, Adasum, tensor parallelism or parameter servers.
-    A mode is added only if the model can predict the workload in another mode with the same
-    one-device mode (`Mode.alone`). For tensor parallelism, the layer sizes must also be known.
+    The candidates are the workload's modes with compressed gradients, Adasum, tensor parallelism or
+    parameter servers. The model must already predict the workload with the mode's precision and
+    switches, ignoring offload. For tensor parallelism, the layer sizes must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

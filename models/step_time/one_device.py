@@ -21,15 +21,15 @@ For a transformer, the mean is the log of these seconds, with FLOP/s and bytes/s
     i         the ratio rate / bandwidth relative to the ratio of an A100, to the power of 0.25
 
 The last term is for reading and writing the logits of the vocabulary. The constants were chosen on
-held-out groups of published measurements: MPT transformers on A100 and H100 (mosaicml/llm-foundry).
+held-out published measurements of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
 
 For any other network, the mean is the log of these seconds, with TFLOP/s and GB/s as units:
 
     seconds = 0.125 F^0.8 (b / b0)^0.9 (500 / bandwidth)^0.5 (20 / rate)^0.5
 
     b, b0     the batch and the middle batch (the median of the measured batches)
-    F         operations of a forward and a backward pass with b0 samples, divided by 10^12. If
-              they are unknown, 0.125 F^0.8 is replaced by 1
+    F         operations of a forward and a backward pass with b0 samples, divided by 10^12. If F
+              is unknown, 1 replaces 0.125 F^0.8
 """
 
 from dataclasses import dataclass

@@ -8,9 +8,9 @@
     r       the residual: similar setups of a cell have similar residuals
 
 A cell is a workload in one mode on one kind of device. Each parameter in theta is a prior mean plus
-a sum of deviations. log T1 has the same form, and also smooth curves in the batch. A deviation
-belongs to all rows, or to the rows of one group. A group is a kind of device, a neural network, a
-strategy, a communication library, a workload in one mode, or a cell.
+a sum of deviations. log T1 is such a sum plus smooth curves in the batch. A deviation belongs to
+all rows, or to the rows of one group. A group is a kind of device, a neural network, a strategy, a
+communication library, a workload in one mode, or a cell.
 
 All deviations are normal. If the formula is linearised in theta and log T1, log step seconds are
 therefore a Gaussian process with the covariance of `kernel.terms`. Each iteration of the fit
@@ -136,9 +136,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of all single-device rows, and of at most `most_rows` other rows.
 
-        The other rows are a random sample. It has nearly the same number of rows of each cell, and
-        within a cell of each shape of cluster. A cell is a workload in one mode on one kind of
-        device.
+        The other rows are a random sample that is balanced over cells. Within a cell, the sample is
+        balanced over shapes of clusters. A cell is a workload in one mode on one kind of device.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
         columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]

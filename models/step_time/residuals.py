@@ -136,13 +136,13 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
 
     A code identifies a kind of device, or a cell with multi-device rows. A cell is a workload in
     one mode on one kind of device. A cell that is not in the result uses the factor of its kind.
-    The noise of a run is not multiplied.
+    The factors do not apply to the noise of a run.
 
-    With the factors, the 90 % intervals become those of a Student-t process [Shah et al. 2014]. If
-    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. The degrees of
-    freedom of a cell are those of its kind plus its number of multi-device rows. The factor of a
-    cell is larger if its rows deviate more than expected from the prediction of `process` without
-    this cell. The factor is 1 for cells in `calibrated`.
+    The factors widen 90 % intervals to the intervals of a Student-t process [Shah et al. 2014]. If
+    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. A cell of this
+    kind with R multi-device rows has W + 1 + R degrees of freedom. The factor of a cell is larger
+    if a prediction from the other cells fits its rows worse than expected. Cells in `calibrated`
+    have the factor 1.
 
     process: the Gaussian process that was fitted to `rows`.
     """

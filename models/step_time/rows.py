@@ -59,7 +59,7 @@ class WorkloadFacts:
     def state_bytes(self) -> float:
         """Return the bytes of weights and optimizer states.
 
-        If no checkpoint was measured, they are estimated for Adam.
+        If no checkpoint was measured, the bytes are estimated for Adam.
         """
         return checkpoint_bytes(self.gradient_bytes, self.checkpoint_bytes)
 
@@ -366,10 +366,10 @@ class SetupFacts:
         return np.stack(features, axis=1)
 
     def _optimizer(self, cell: Cell) -> float:
-        """Return the ratio of the optimizer's seconds to the seconds of both passes on one device.
+        """Return the optimizer's seconds as a fraction of the forward and backward seconds.
 
         The batch is the median of the measured batches. If the kind of device has no profile, the
-        result is the median over the other kinds. Without any profile, it is 0.
+        result is the median over the other kinds. Without any profile, the result is 0.
 
         cell: a (workload, one-device mode, kind of device).
         """

@@ -44,9 +44,9 @@ class SetupArrays:
     accumulation: FloatArray
 
     def dense(self) -> SetupArrays:
-        """Return the same setups in the modes with which they are compared (`Mode.dense`).
+        """Return the setups with each mode replaced by its baseline (`Mode.dense`).
 
-        For example, compressed gradients are compared with DDP.
+        For example, `ddp` replaces `ddp-fp16`.
         """
         return replace(self, modes=tuple(mode.dense for mode in self.modes))
 
