@@ -29,7 +29,9 @@ def import_(
 ) -> None:
     """Load a file of measurements, a file of workload facts, or both."""
     if file is None and workloads is None:
-        raise typer.BadParameter("give a file of measurements, --workloads, or both")
+        raise typer.BadParameter(
+            "give FILE (measurements), --workloads FILE (facts of workloads), or both"
+        )
     from tasks.data_files.imports import import_measurements
     from tasks.workspace.shared import open_warehouse
 

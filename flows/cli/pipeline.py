@@ -30,8 +30,8 @@ def refresh(
     usable = spends_money(provider) and not dry_run
     if month_spent is not None and not (usable and 0 <= month_spent < math.inf):
         raise typer.BadParameter(
-            "--month-spent must be at least 0 dollars. Use this option with --provider ec2 and"
-            " without --dry-run"
+            "--month-spent must be at least 0 dollars, needs --provider ec2, and cannot be used"
+            " with --dry-run"
         )
     if dry_run:
         _show_launches(as_json, provider, max_usd)

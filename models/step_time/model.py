@@ -306,12 +306,13 @@ class StepTimeModel:
             if (workload, mode) not in self.trained:
                 known = ", ".join(map(str, self.modes_of(workload)))
                 raise ValueError(
-                    f"workload {workload!r} was never measured in {mode}; known modes: {known}"
+                    f"workload {workload!r} cannot be predicted in {mode}; it can be predicted in:"
+                    f" {known}"
                 )
             if workload in self.guessed and not all(map(self.can_guess, arrays.names)):
                 raise ValueError(
-                    f"workload {workload!r} was never measured: it can be predicted only on GPUs"
-                    " whose peak TFLOP/s are known"
+                    f"workload {workload!r} was never measured, so its step times can be predicted"
+                    " only on GPUs with known peak TFLOP/s"
                 )
         return arrays
 

@@ -32,7 +32,9 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         ours = module.startswith(_ROOT) and "." not in name
         if not ours and (module, name) not in _LOADED:
-            raise pickle.UnpicklingError(f"a stored model must not contain {module}.{name}")
+            raise pickle.UnpicklingError(
+                f"the stored model contains {module}.{name}, which Srift refuses to load"
+            )
         module = _PACKAGE + module.removeprefix(_ROOT) if ours else module
         found = super().find_class(module, name)
         if ours and not (isinstance(found, type) and found.__module__ == module):

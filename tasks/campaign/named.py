@@ -189,9 +189,9 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with a global"
-            f" batch of {first.global_batch_least} or more: name other machines, or change the"
-            " batch"
+            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with any global"
+            f" batch from {first.global_batch_least} to {first.global_batch_most}. Name other"
+            " machines, or change global_batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

@@ -234,9 +234,9 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         reported, _ = store.listed(f"{ec2.prefix}/leases/")
         if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
             raise ProviderError(
-                "nothing was bought, because the cost of this month's machines is unknown: they"
-                f" wrote to {ec2.bucket}, but neither the warehouse nor {leases.spent_file} has"
-                " their cost. Look up the cost in AWS's bill, and run"
+                f"nothing was bought: machines wrote to {ec2.bucket} this month, but their cost is"
+                f" missing in the warehouse and in {leases.spent_file}. Look up the cost in AWS's"
+                " bill, and run"
                 " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
     stored = workspace.mart("lease_spend")

@@ -253,8 +253,8 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
         found = [one for one in imports if one.startswith(text)]
         if len(found) != 1:
             raise SettingsError(
-                f"{len(found)} import ids begin with {text!r}, but exactly one must;"
-                f" {nearest_names(text, imports)}"
+                f"{text!r} must be the beginning of exactly one import id, but is the beginning of"
+                f" {len(found)}; {nearest_names(text, imports)}"
             )
         import_id = found[0]
         remember(connection)

@@ -87,7 +87,7 @@ def _regions(api: Ec2Api, ec2: Ec2) -> str:
     if unusable:
         raise Wrong(
             f"this AWS account has not enabled {', '.join(unusable)}: enable the regions,"
-            " or remove them from [ec2] regions"
+            " or remove them from `regions` in [ec2] of srift.toml"
         )
     return f"{', '.join(ec2.regions)} enabled"
 
@@ -96,8 +96,8 @@ def _clock(api: Ec2Api, answered_at_unix: float) -> str:
     ahead_s = api.now().timestamp() - answered_at_unix
     if abs(ahead_s) > MAX_CLOCK_S:
         raise Wrong(
-            f"the clock of this computer is {ahead_s:+.0f} s from AWS's clock: synchronize it"
-            " with NTP"
+            f"the clock of this computer is {abs(ahead_s):.0f} s"
+            f" {'ahead of' if ahead_s > 0 else 'behind'} AWS's clock: synchronize it with NTP"
         )
     return f"{ahead_s:+.0f} s from AWS's clock"
 
@@ -122,7 +122,10 @@ def _bucket(api: Ec2Api, ec2: Ec2) -> str:
     stated = answer.get("LocationConstraint")
     region = {None: "us-east-1", "EU": "eu-west-1"}.get(stated, stated)
     if region not in ec2.regions:
-        raise Wrong(f"bucket {ec2.bucket} is in {region}: add this region to [ec2] regions")
+        raise Wrong(
+            f"bucket {ec2.bucket} is in {region}: add this region to `regions` in [ec2] of"
+            " srift.toml"
+        )
     return f"{ec2.bucket} is in {region}"
 
 
@@ -195,8 +198,8 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
         image = api.image(region, ec2.ami_parameter)
         if image.get("Architecture", "x86_64") != "x86_64":
             raise Wrong(
-                f"image {image['ImageId']} needs {image['Architecture']} machines: set [ec2]"
-                " ami_parameter to an x86_64 image"
+                f"image {image['ImageId']} needs {image['Architecture']} machines: set"
+                " `ami_parameter` in [ec2] of srift.toml to an x86_64 image"
             )
         spec = launch_spec(
             api, ec2, cluster, deadline_unix=0, lease_id="doctor", controller="doctor"

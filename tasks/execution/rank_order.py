@@ -52,7 +52,7 @@ class _Pairs(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
         latency_s, byte_s = np.array(self.latency_s), np.array(self.byte_s)  # raises if ragged
         shape = (len(self.sharing), len(nodes), len(nodes))
         if self.nodes != list(nodes) or not latency_s.shape == byte_s.shape == shape:
-            raise ValueError("the measured links are not exactly those between the attempt's nodes")
+            raise ValueError("the measured links do not match the nodes of the attempt")
         between = ~np.eye(len(nodes), dtype=bool)
         if min(latency_s[:, between].min(), byte_s[:, between].min()) <= 0:
             raise ValueError("a link has a measured time of zero or less")

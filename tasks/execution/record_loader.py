@@ -290,7 +290,8 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if record.run_id != file.stem or record.run_id not in run_setups:
         raise ValueError(
-            f"its run id {record.run_id} differs from its file name, or no such run was planned"
+            f"the record's run id {record.run_id} differs from the file name, or no run with this"
+            " id was planned"
         )
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(

@@ -180,7 +180,7 @@ def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     built.model.zero_grad()
     if idle:
         raise WorkloadError(
-            f"the parameters {', '.join(idle[:_NAMED])} had no part in the loss, so data"
+            f"the parameters {', '.join(idle[:_NAMED])} get no gradient, so data"
             " parallelism would wait forever for their gradients. Use the parameters in the forward"
             " pass, or set their requires_grad to False"
         )

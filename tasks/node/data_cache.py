@@ -221,7 +221,8 @@ class _Store:
             if not self.full:
                 self.full.fill_(1)
                 _LOG.warning(
-                    "data cache: %s stores no more samples (%s); the rest is read in every epoch",
+                    "data cache %s stores no more samples (%s). In every epoch, the other samples"
+                    " are read from the dataset",
                     self._path,
                     error,
                 )

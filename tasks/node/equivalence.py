@@ -117,6 +117,6 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
         if isfinite(dense) and not abs(own - dense) <= allowed:
             raise NotMeasured(
-                f"{item.strategy} does not train like ddp: in step {step}, on the same batch, the"
-                f" loss is {own:.6g} with {item.strategy} and {dense:.6g} with ddp; use ddp"
+                f"{item.strategy} does not train like ddp. In step {step} on the same batch, the"
+                f" loss is {own:.6g} with {item.strategy}, but {dense:.6g} with ddp. Use ddp"
             )

@@ -263,8 +263,8 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
     except (OSError, ValueError, KeyError) as error:
         raise RegistryError(
-            f"model {name} version {number} is unreadable: {error}. If SRIFT_HOME was moved, move"
-            " it back. Otherwise delete its mlflow.db and run `srift refresh`"
+            f"model {name} version {number} cannot be read: {error}. If SRIFT_HOME was moved, move"
+            f" it back. Otherwise, delete {store} and run `srift refresh`"
         ) from error
     return Champion(version=number, model=model, scoreboard=scores)
 

@@ -133,10 +133,8 @@ class GoalSettings(_Section):
     def _limited(self) -> GoalSettings:
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
-            raise ValueError(
-                f"goal {self.goal!r} must have"
-                f" {'only the limit ' + limit if limit else 'no limit'} (limits: hours, usd)"
-            )
+            rule = f"must have the limit {limit} alone" if limit else "must not have a limit"
+            raise ValueError(f"goal {self.goal!r} {rule} (limits are hours and usd)")
         return self
 
 
@@ -372,7 +370,7 @@ class Settings(_Section):
             if not where or not function.isidentifier():
                 raise SourceRefused(
                     "entrypoint",
-                    "write the entrypoint as file.py:function, or with `path` as module:function",
+                    "the entrypoint must be file.py:function, or module:function if `path` is set",
                 )
             # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
             without = [self.home, self.root / FILE]
@@ -535,6 +533,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"{key} is not a table, but a SRIFT_* environment variable takes it for a table:"
-                " unset the variable"
+                f"an environment variable SRIFT_...{key.upper()}__... sets a key inside {key}, but"
+                f" srift.toml has no table {key}: unset the variable"
             )

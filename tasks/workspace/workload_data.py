@@ -63,7 +63,7 @@ def source_of(text: str, root: Path) -> Path | Address:
     prefix = (address[2] or "").removesuffix("/") if address else ""
     plain = not prefix or not {"", ".", ".."} & set(prefix.split("/"))
     if address is None or not plain or len(prefix.encode()) > _MAX_NAME_BYTES:
-        raise BadData(f"{text!r} is neither a folder nor of the form s3://bucket/prefix")
+        raise BadData(f"{text!r} must be a folder or an S3 address such as s3://bucket/prefix")
     return Address(bucket=address[1], prefix=f"{prefix}/" if prefix else "")
 
 
@@ -92,8 +92,8 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
         for path in () if follow_links else map(source.joinpath, files):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 raise BadData(
-                    f"{path} is a link out of the folder: copy its target, or set"
-                    " follow_links = true"
+                    f"{path} is a symbolic link out of the folder: replace it with a copy of the"
+                    " target, or set follow_links = true"
                 )
     return WorkloadData(text=text, source=source, digest=digest_of_data(text, files))
 

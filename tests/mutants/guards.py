@@ -120,7 +120,7 @@ MUTANTS = (
         "machines = hours * (price or 0.0)", "models/planner/test_ranking.py"),
     _of("null-ec2-price", f"{_EC2}/prices.py", r"usd if math\.isfinite\(usd\) and usd > 0 else None", "usd",
         f"{_T_EC2}/test_prices.py"),
-    _of("digest-rows", "warehouse/marts/runs.sql", r"workload_same and ", "", "warehouse/test_marts.py"),
+    _of("digest-rows", "warehouse/staging/stg_runs.sql", r"workload_same and ", "", "warehouse/test_marts.py"),
     _of("import-whole", "tasks/data_files/file_reader.py",
         r"    if wrong(:\n        raise ImportRefused\(path, wrong\))", r"    if False\1",
         "tasks/data_files/test_imports.py"),

@@ -38,8 +38,8 @@ def refuse(item: Item, device: torch.device) -> None:
     if not fits(name, item.used):
         layout = "+".join(map(str, item.used))
         raise ValueError(
-            f"strategy {name}: the number of machines, or of devices per machine ({layout}), is not"
-            " supported; use ddp"
+            f"strategy {name} does not support this cluster (devices per machine: {layout});"
+            " use ddp"
         )
     if switches and name in (*TENSOR, TABLES):
         raise ValueError(

@@ -92,7 +92,7 @@ class Ec2Cluster(RunningCluster):
                 self._note(attempt, error)
             if problem := self.end():
                 raise ProviderError(
-                    f"{problem}; no more machines were requested; {until(self.lease)}"
+                    f"{problem}, so no more machines were requested; {until(self.lease)}"
                 )
         else:
             raise NoCapacity(

@@ -41,8 +41,8 @@ def user_data(deadline_s: float, *, endpoint: str = "", **values: str) -> str:
         )
     if not 1.0 <= deadline_s <= _LONGEST_S:
         raise NotSupported(
-            f"a machine's deadline must be 1 to {_LONGEST_S:.0f} s after the request, "
-            f"not {deadline_s} s"
+            f"a machine's deadline is {deadline_s} s after the request, but must be between 1 and"
+            f" {_LONGEST_S:.0f} s"
         )
     filled = {name: shlex.quote(value) for name, value in values.items()} | {
         "endpoint": shlex.quote(endpoint),

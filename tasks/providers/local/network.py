@@ -332,6 +332,6 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], T]) -> T:
             return found
         time.sleep(0.002)
     raise ProviderError(
-        f"the process of a network namespace ended, or was not ready within {_START_S:.0f} s. Its"
-        f" exit status is {process.poll()} (None: still running)"
+        f"a process in a network namespace was not ready within {_START_S:.0f} s, or ended early"
+        f" (exit status {process.poll()}; None means that the process still runs)"
     )

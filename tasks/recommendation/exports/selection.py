@@ -204,7 +204,9 @@ def select(
         raise SettingsError(f"choose one goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
-        raise ExportRefused(f"no cluster meets {matches[0]} for {workload}: {rows[0]['reason']}")
+        raise ExportRefused(
+            f"no cluster meets the goal {matches[0]!r} of {workload}: {rows[0]['reason']}"
+        )
     ranks = {row["rank"]: RankedCluster(row) for row in rows}
     if rank not in ranks:
         raise SettingsError(f"goal {matches[0]} has no rank {rank}: it has ranks 1 to {len(ranks)}")

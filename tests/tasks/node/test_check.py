@@ -48,7 +48,7 @@ LOADER = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*[torch.zer
         ("import torch\n", "import torch, nosuch\n", "'nosuch' (mine.py, line 2, in <module>); only the workload's code"),
         ("def build", "def built", "no function 'build' in the file of workload 'net'"),
         ("torch.randn(batch, 4)", "torch.rand(batch, 'a')", "(mine.py, line 18, in make_batch)"),
-        (FORWARD, "self.first(x)[:, :1]", "last.weight, last.bias had no part in the loss"),
+        (FORWARD, "self.first(x)[:, :1]", "last.weight, last.bias get no gradient"),
         ("nn.MSELoss()", "(lambda a, b: (a / 0).mean())", "the first loss is"),
         (NET, "    raise SystemExit(3)", "SystemExit: 3 (mine.py, line 15, in build)"),
         (NET, NET + ".cuda()", '`device="cuda"`'),
