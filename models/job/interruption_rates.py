@@ -153,9 +153,11 @@ def fit_hazard(
         deviations = theta / np.array([_TYPE_SD] * len(names) + [_OFFSET_SD])
         return float(0.5 * deviations @ deviations - likelihood.sum())
 
-    from scipy.optimize import minimize  # slow to import
+    best = np.zeros(len(names) + 1)
+    if len(names):
+        from scipy.optimize import minimize  # slow to import
 
-    best = minimize(minus_log_posterior, np.zeros(len(names) + 1), method="L-BFGS-B").x
+        best = minimize(minus_log_posterior, best, method="L-BFGS-B").x
     logs = prior + best[-1] + best[:-1]
     interrupted = np.sum(np.bincount(at, count) > 0)
     offset_sd = (1 / _OFFSET_SD**2 + interrupted / _TYPE_SD**2) ** -0.5

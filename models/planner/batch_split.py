@@ -287,11 +287,11 @@ def splits_of(
     splits: list[tuple[IntArray, ...]] = []
     obstacle = np.zeros(len(counts), dtype=np.intp)
     lines = {
-        alone: [model.compute_line(workload.name, one.name, mode) for one in types]
+        alone: model.compute_lines(workload.name, [one.name for one in types], mode)
         for alone, mode in {mode.alone: mode for mode in workload.modes}.items()
     }
     for number, mode in enumerate(workload.modes):
-        a, k = np.array([*lines[mode.alone], (0.0, 1.0)], dtype=float).T
+        a, k = np.vstack([lines[mode.alone], (0.0, 1.0)]).T
         computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)

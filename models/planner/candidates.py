@@ -95,22 +95,22 @@ class Candidates:
     def column(self, name: str, rows: IntArray | slice = slice(None)) -> NDArray[Any]:
         return self.frame[name].to_numpy()[rows]
 
-    def setup(self, row: int) -> Setup:
-        """Return the candidate at position `row` as a setup."""
-        split, zone = (int(self.column(name)[row]) for name in ("split", "zone"))
-        return self.splits.setup(split, self.zones[zone])
-
-    def setups(self, rows: IntArray, fits: Refusal) -> Iterator[Setup]:
+    def setups(self, rows: IntArray, fits: Refusal = lambda _: "") -> Iterator[Setup]:
         """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
         `fits(cluster)` returns "" if the cluster can be launched, else the reason why it cannot.
+        By default, every cluster can be launched.
         """
         refused: dict[int, bool] = {}
-        for row, cluster in zip(rows.tolist(), self.column("cluster", rows).tolist(), strict=True):
+        columns = (self.column(name, rows).tolist() for name in ("split", "zone", "cluster"))
+        for split, zone, cluster in zip(*columns, strict=True):
+            if refused.get(cluster):
+                continue
+            setup = self.splits.setup(split, self.zones[zone])
             if cluster not in refused:
-                refused[cluster] = bool(fits(self.setup(row).cluster))
+                refused[cluster] = bool(fits(setup.cluster))
             if not refused[cluster]:
-                yield self.setup(row)
+                yield setup
 
     def by_price(self) -> IntArray:
         """Return the positions of all candidates, sorted by dollars per hour.

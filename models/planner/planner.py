@@ -97,7 +97,7 @@ def plan(
     drawn = shortlist(looked, goals, DRAWN)
     front = undominated(*(to_rounding(looked.column(name)) for name in ("hours", "usd")))
     rows = np.union1d(drawn, front)
-    setups = [looked.setup(row) for row in rows.tolist()]
+    setups = list(looked.setups(rows))
     judged, place = np.unique(looked.column("split", rows), return_inverse=True)
     draws = model.draw_arrays(found.splits.arrays(judged), count=DRAWS, seed=seed)
     costs = job_costs(
@@ -192,10 +192,12 @@ def _that_fit(
     while True:
         best = shortlist(found, goals, LOOKED)
         clusters, first = np.unique(found.column("cluster", best), return_index=True)
+        new = ~np.isin(clusters, list(checked))
+        setups = found.setups(best[first[new]])
         unfit = [
             cluster
-            for cluster, row in zip(clusters.tolist(), best[first].tolist(), strict=True)
-            if cluster not in checked and supply.fits(found.setup(row).cluster)
+            for cluster, setup in zip(clusters[new].tolist(), setups, strict=True)
+            if supply.fits(setup.cluster)
         ]
         if not unfit:
             left_out = {**found.left_out, "that cannot be launched": refused}

@@ -251,6 +251,10 @@ class StepProcess(GaussianProcess):
 
     covariance: StepCovariance
 
+    def __getstate__(self) -> dict[str, object]:
+        # Computing them takes 0.2 s, a tenth of an answer.
+        return {**super().__getstate__(), "factor": self.factor, "weights": self.weights}
+
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: posterior mean minus prior mean of each term.
 

@@ -4,7 +4,7 @@ The same data and the same seed give the same model.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -272,18 +272,26 @@ class StepTimeModel:
         draws: FloatArray = np.exp(mean[:, None] + paired)
         return draws
 
-    def compute_line(self, workload: str, instance_type: str, mode: Mode) -> tuple[float, float]:
-        """Fit a line (a, k) to the predicted forward and backward seconds of one device.
+    def compute_lines(self, workload: str, types: Sequence[str], mode: Mode) -> FloatArray:
+        """Fit a line to the predicted forward and backward seconds of one device of each type.
 
-        Both passes together take about a + k * batch seconds.
+        Returns a (types, 2) array of pairs (a, k). Both passes together take about a + k * batch
+        seconds.
         """
         least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
         batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
-        (kind,) = self.facts.kinds((instance_type,))
-        points = self.facts.points([(workload, mode.alone, kind)] * len(batches), batches)
-        seconds = np.exp(self.posterior.log_one_device_s(points))
-        slope, intercept = np.polyfit(batches, seconds, 1, w=1 / seconds).tolist()
-        return max(intercept, 0.0), max(slope, 0.05 * float(np.min(seconds / batches)))
+        kinds, which = np.unique(self.facts.kinds(types), return_inverse=True)
+        cells = [(workload, mode.alone, kind) for kind in kinds.tolist() for _ in batches]
+        points = self.facts.points(cells, np.tile(batches, len(kinds)))
+        seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
+        # least squares of relative errors
+        weight = seconds**-2 / (seconds**-2).sum(axis=1, keepdims=True)
+        batch, second = (weight * batches).sum(axis=1), (weight * seconds).sum(axis=1)
+        off = weight * (batches - batch[:, None])
+        slope = (off * seconds).sum(axis=1) / (off * batches).sum(axis=1)
+        least_slope = 0.05 * (seconds / batches).min(axis=1)
+        lines = np.maximum(second - slope * batch, 0.0), np.maximum(slope, least_slope)
+        return np.stack(lines, axis=1)[which]
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -183,7 +184,7 @@ class SetupFacts:
     def of(self, workload: str) -> WorkloadFacts:
         return self.workloads.get(workload, WorkloadFacts())
 
-    def kinds(self, names: tuple[str, ...]) -> list[str]:
+    def kinds(self, names: Iterable[str]) -> list[str]:
         return [device_kind(name, self.machines[name]) for name in names]
 
     def middle_of(self, workload: str, mode: Mode) -> float:

@@ -95,6 +95,9 @@ class LineModel:
     shared: float = 0.05
     own: float = 0.02
 
+    def compute_lines(self, workload, types, mode=PLAIN):
+        return [self.compute_line(workload, name, mode) for name in types]
+
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return (self.a, self.k / CORES[instance_type])
 

@@ -62,8 +62,8 @@ class Lines:
     lines: dict
     needed: Callable  # of a type's name: bytes of a sample, and bytes beside
 
-    def compute_line(self, workload, name, mode):
-        return self.lines[name]
+    def compute_lines(self, workload, types, mode):
+        return [self.lines[name] for name in types]
 
     @property
     def memory(self):
