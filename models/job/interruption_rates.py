@@ -128,8 +128,8 @@ def fit_hazard(
 
     Args:
         windows: a row per observed period, with columns instance_type, zone, hours (machine-hours,
-            above 0) and interruptions. The end of a period must not depend on an interruption,
-            because rates would then be overestimated.
+            above 0) and interruptions. A period must not end early because of an interruption.
+            Otherwise, the rates are overestimated.
         advised: {instance type: interruptions per hour that Spot Advisor publishes}. A missing type
             gets Spot Advisor's highest rate.
         together: a row for each launch and pool (instance type in a zone) that lost machines. The

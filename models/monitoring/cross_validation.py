@@ -3,12 +3,12 @@
 A split divides the runs into groups. For each group of each split, a model is fitted without the
 group's runs and then predicts them. There are three splits, with these groups:
 
-    workload       all runs of a workload and mode on several machines
+    workload       all multi-machine runs of a workload in a mode
     cluster_size   all runs on clusters with the same number of instances
     setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
-The split `workload` has at most eight groups. If there are more combinations of workload and mode,
-they are distributed over eight groups at random.
+If there are more than eight combinations of workload and mode, the split `workload` distributes
+them at random over eight groups. A group then has the runs of several combinations.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.

@@ -101,11 +101,12 @@ class ScalingRule(NamedTuple):
 class Scale(NamedTuple):
     """Median step times of a workload in one mode on one instance type, by number of units.
 
-    A unit is a machine, or a device of one machine.
+    The steps were measured on 1, 2, ... machines, or on 1, 2, ... devices of one machine. A unit is
+    such a machine or device.
 
-    - `devices_each`: the number of devices used on each machine; 0 if a unit is a device
-    - `steps`: {(size, micro batch, accumulation steps): step time in seconds}. The size is the
-      number of units. The micro batch is the number of samples of one unit in a micro-step.
+    - `devices_each`: the number of devices used on each machine; 0 if the units are devices
+    - `steps`: {(number of units, samples of a unit in a micro-step, accumulation steps): step time
+      in seconds}
     """
 
     mode: Mode

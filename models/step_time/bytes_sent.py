@@ -142,7 +142,8 @@ def selection_seconds(
 
     Args:
         strategy: the strategy of all rows.
-        sent_bytes: (rows,) gradient bytes times `Communication.sent` of the strategy.
+        sent_bytes: (rows,) bytes that the strategy sends: all gradient bytes, multiplied by the
+            factor `Communication.sent`.
         devices: (rows,) number of devices of the largest machine. In ddp-mstopk, the devices of a
             machine share the work.
         per_value: (rows,) seconds per gradient value (see `seconds_per_value`).

@@ -252,9 +252,9 @@ def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFram
     - Each row of `profiles` is a row of the result.
     - A multi-device row of `setups` is used if its instance types are equal, its batches are equal,
       and sync_s is known. Its seconds are (step_s - sync_s) / accumulation steps. Rows with the
-      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. The
-      average is left out if a single device of the same kind was measured with the same workload,
-      mode and batch.
+      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. If a
+      single device of the same kind was measured with the same workload, mode and batch, the
+      average is left out, because the measurement is better.
 
     setups: a row for each measured setup (see `pooled`).
     profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).

@@ -119,8 +119,8 @@ class Times:
     - `compute_s`: the compute time of the slowest rank
     - `mean_compute_s`: the mean compute time of all ranks
     - `communication_s`: the time of all exchanges, including those that run during compute
-    - `slowest`: the column of the slowest member in the (rows, members) arrays of `Line`. A member
-      is one machine, or several equal machines.
+    - `slowest`: the position of the member with the slowest ranks. A member of a cluster is one
+      machine, or several equal machines (see `Line`).
     """
 
     step_s: FloatArray

@@ -44,9 +44,9 @@ that device. This bound does not apply to tensor parallelism.
 
 The weights of a group (W') stay in memory while the next group is gathered. The gradients of a
 group (G') are copied before they are summed. The backward pass frees activations while it makes
-gradients, so `working` is the maximum of activations and gradients. If a step has several
-micro-steps, gradients stay in memory. Then `working` is the sum of activations and gradients, as
-for workloads that were not profiled.
+gradients, so `working` in the table is the maximum of activations and gradients. In two cases, it
+is their sum instead: if a step has several micro-steps, because gradients then stay in memory, and
+if the workload was not profiled.
 
 Predictions are too high rather than too low. A batch that is refused without need can still run
 with gradient accumulation, but a batch that does not fit fails.

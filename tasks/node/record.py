@@ -58,8 +58,8 @@ class WorkloadFile:
     digest: hash of the code, function, arguments, requirements, environment variables and data.
     file: path of a Python file, or of a .tar.gz archive that a node unpacks. The path is relative
         to the mailbox, the folder that controller and nodes share.
-    source: path of the code file in the user's folder, such as "models/mine.py". It is also the
-        file's path in an archive. A node loads this file from the archive if `module` is empty.
+    source: path of the code file in the user's folder, such as "models/mine.py". An archive has
+        the code file at the same path. A node loads the code file if `module` is empty.
     module: name of the module that a node imports from the archive, such as "models.mine".
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.

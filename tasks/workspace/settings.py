@@ -471,7 +471,8 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} belongs to another user and can run code. If you trust it, cd {path.parent}"
+            f"{path} belongs to another user, and can make Srift run their code. If you trust it,"
+            f" run the command in {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text("utf-8-sig"))

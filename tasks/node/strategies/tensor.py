@@ -112,8 +112,9 @@ def divide(
 ) -> nn.Module:
     """Divide layers of `model` among the ranks of `group`, and return the module to call.
 
-    Every rank must call this function. Afterwards, `optimizer` trains this rank's blocks. The
-    attribute `blocks` of the returned module is a `Blocks` object, which lists this rank's blocks.
+    Every rank must call this function, and keeps a block (a part) of each divided layer.
+    Afterwards, `optimizer` trains this rank's blocks. The attribute `blocks` of the returned module
+    lists them (see `Blocks`).
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
