@@ -91,9 +91,9 @@ class Home:
         """Two groups: two machines of one type, one of another."""
         return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
 
-    def acquire(self, cluster=None, lease_id="r-1", deadline_s=1800.0):
+    def acquire(self, cluster=None, lease_id="r-1", deadline_s=1800.0, **more):
         return self.provider.acquire(
-            cluster or self.two(), lease_id=lease_id, deadline_s=deadline_s, seed=1
+            cluster or self.two(), lease_id=lease_id, deadline_s=deadline_s, seed=1, **more
         )
 
     def reap(self):

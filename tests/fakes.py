@@ -152,7 +152,7 @@ class FakeProvider(Provider):
         self.clusters = []
 
     @contextmanager
-    def acquire(self, cluster, *, lease_id, deadline_s, seed):
+    def acquire(self, cluster, *, lease_id, deadline_s, seed, max_usd_per_hour):
         if self.refusal:
             raise NoCapacity(self.refusal)
         mailbox = self.home / f"leases/{lease_id}/mailbox"

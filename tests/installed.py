@@ -105,7 +105,7 @@ class DescribedMachines(Provider):
         return cores_fit(cluster)
 
     @contextmanager
-    def acquire(self, cluster, *, lease_id, deadline_s, seed):
+    def acquire(self, cluster, *, lease_id, deadline_s, seed, max_usd_per_hour):
         raise AssertionError("a test of words and tables wanted machines")
         yield
 

@@ -65,11 +65,13 @@ class Allowance(NamedTuple):
     """The decision about a launch: permitted with a deadline and a worst-case cost, or refused.
 
     `refusal` is the reason if the launch is refused. It is empty if the launch is permitted.
+    `max_usd_per_hour` is the highest price of all machines that the worst-case cost allows for.
     """
 
     deadline_s: float = 0.0
     worst_usd: float = 0.0
     refusal: str = ""
+    max_usd_per_hour: float = math.inf
 
 
 def billed_s(deadline_s: float) -> float:

@@ -104,12 +104,13 @@ class Offer:
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the higher of `usd_per_hour` and the public price; None if both are unknown.
+        """Return the higher of `usd_per_hour` and the public price.
 
-        The public price counts because the account's discount may end.
+        The public price counts because the account's discount may end. Returns None if the public
+        price is unknown. A price that only the user states is no upper bound.
         """
-        known = [usd for usd in (self.usd_per_hour, self.public_usd_per_hour) if usd is not None]
-        return max(known, default=None)
+        public = self.public_usd_per_hour if self.own_price else self.list_usd_per_hour
+        return None if public is None else max(public, self.usd_per_hour or 0.0)
 
     @property
     def total_usd_per_hour(self) -> float | None:

@@ -349,6 +349,7 @@ def serve_launch(
         job,
         items=items,
         files=[(spec, source) for spec, source in job.files if spec.name not in lacking],
+        max_usd_per_hour=allowed.max_usd_per_hour,
         patience_s=patience_s(workspace, launch, tally, allowed.deadline_s),
         download_usd=sum(plan.download_usd for plan in plans),
     )

@@ -82,18 +82,19 @@ def allowance(
     if unknown:
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
-    price = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
-    if price is not None:
-        price += len(launch.cluster.members) * _beside(workspace)
+    price = dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
+    if dearest is not None:
+        price = dearest + len(launch.cluster.members) * _beside(workspace)
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
-    return pure.allow(
+    allowed = pure.allow(
         price,
         once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
     )
+    return allowed._replace(max_usd_per_hour=dearest or 0.0)
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 For each run, a job has the `Item` that machines receive, and the setup to store with the results.
 """
 
+import math
 import os
 import time
 import zlib
@@ -60,6 +61,7 @@ class Job:
     files: Sequence[tuple[WorkloadFile, Source]]
     seed: int
     deadline_s: float  # seconds after acquisition at which the machines end themselves
+    max_usd_per_hour: float = math.inf  # maximum price of all machines; see `Allowance`
     download_usd: float = 0.0  # maximum dollars for the data that one machine downloads
     patience_s: float = 0.0  # seconds for repeating disturbed measurements
     lose_after_s: Mapping[str, float] = field(default_factory=dict)

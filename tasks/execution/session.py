@@ -58,7 +58,11 @@ def serve(
     laps = Stopwatch(served.seconds, clock or Clock())
     try:
         with provider.acquire(
-            job.cluster, lease_id=job.lease_id, deadline_s=job.deadline_s, seed=job.seed
+            job.cluster,
+            lease_id=job.lease_id,
+            deadline_s=job.deadline_s,
+            seed=job.seed,
+            max_usd_per_hour=job.max_usd_per_hour,
         ) as running:
             served.mailbox = running.mailbox
             session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)

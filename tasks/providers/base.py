@@ -13,6 +13,7 @@ ProviderError
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -266,12 +267,20 @@ class Provider(Protocol):
         """Return why this provider can never launch the cluster; "" if it can."""
 
     def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+        self,
+        cluster: Cluster,
+        *,
+        lease_id: str,
+        deadline_s: float,
+        seed: int,
+        max_usd_per_hour: float = math.inf,
     ) -> AbstractContextManager[RunningCluster]:
         """Return a context manager that launches the machines and ends them after the block.
 
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
+        max_usd_per_hour: the highest permitted price of all machines, without volumes and IP
+            addresses. It bounds spot bids, too.
 
         Raises ProviderError (such as NoCapacity or NotSupported) or OSError if the machines cannot
         be launched.

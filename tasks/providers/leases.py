@@ -132,7 +132,8 @@ class LeaseFolder(Generic[L]):
         except (OSError, ValueError) as error:
             raise LeaseUnreadable(
                 f"{path} cannot be read ({error}), so the machines of this launch were not ended. "
-                f"Fix the file, or move the folder {path.parent} out of {self.root}. Then run `srift reap`"
+                f"Fix the file, or move the folder {path.parent} out of {self.root}. Then run "
+                "`srift reap`"
             ) from error
 
     def ids(self) -> list[str]:

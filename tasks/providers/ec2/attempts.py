@@ -4,11 +4,15 @@ An attempt sends one CreateFleet request for each group of machines of the same 
 request lists all zones in which the machines may be launched. This module does not call AWS.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from models.domain.cluster import Cluster, Offer
+from models.domain.numeric import ROUNDING
+
+from ..base import NoCapacity
 
 SPOT_MARGIN = 1.25  # maximum spot bid, as a multiple of the current spot price
 LEAST_BILLED_S = 60.0  # EC2 bills Linux by the second, with a minimum of one minute
@@ -43,7 +47,11 @@ class Attempt:
 
 
 def attempts(
-    cluster: Cluster, offers: Iterable[Offer], zones: Iterable[str], markets: Sequence[str]
+    cluster: Cluster,
+    offers: Iterable[Offer],
+    zones: Iterable[str],
+    markets: Sequence[str],
+    max_usd_per_hour: float = math.inf,
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
@@ -52,6 +60,10 @@ def attempts(
         types are known. An attempt without such a zone is left out.
     markets: the permitted markets. If "on-demand" is missing, there is only the attempt in the
         cluster's market.
+    max_usd_per_hour: the highest permitted price of all machines.
+
+    Raises NoCapacity if prices have risen, so that in no zone the highest price of all machines is
+    permitted.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -61,13 +73,22 @@ def attempts(
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
     names = [member.instance_type.name for member in cluster.members]
-    found = []
+    found, dear = [], math.inf
     for market in dict.fromkeys([cluster.market, *({"on-demand"} & {*markets})]):
-        clusters = {
-            zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
-            for zone in zones
-            if all((name, market, zone) in prices for name in names)
-        }
+        clusters, bids = {}, dict[str, dict[str, float]]()
+        for zone in zones:
+            if all((name, market, zone) in prices for name in names):
+                on_demand = {name: prices.get((name, "on-demand", zone)) for name in names}
+                bids[zone] = {
+                    name: _bid(prices[name, market, zone], on_demand[name]) for name in names
+                }
+                usd = sum(bids[zone][name] for name in names)
+                if usd > max_usd_per_hour * (1 + ROUNDING):
+                    dear = min(dear, usd)
+                    continue
+                clusters[zone] = Cluster(
+                    members=tuple(prices[name, market, zone] for name in names)
+                )
         groups: list[Group] = []
         for name, run in groupby(names):
             group = Group(
@@ -75,14 +96,16 @@ def attempts(
                 first=sum(earlier.size for earlier in groups),
                 size=len(list(run)),
                 type_name=name,
-                bids={
-                    zone: _bid(prices[name, market, zone], prices.get((name, "on-demand", zone)))
-                    for zone in clusters
-                },
+                bids={zone: bids[zone][name] for zone in clusters},
             )
             groups.append(group)
         if clusters:
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
+    if not found and dear < math.inf:
+        raise NoCapacity(
+            f"prices have risen: the machines may cost ${dear:.2f} per hour, but the caps allow for"
+            f" ${max_usd_per_hour:.2f}"
+        )
     return found
 
 

@@ -1,5 +1,6 @@
 """Implement `Provider` for EC2: offers, launches, leases (records of launches) and the reaper."""
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,7 +53,13 @@ class Ec2Provider(Ec2Market, Provider):
 
     @contextmanager
     def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+        self,
+        cluster: Cluster,
+        *,
+        lease_id: str,
+        deadline_s: float,
+        seed: int,
+        max_usd_per_hour: float = math.inf,
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster, yield it, and end its machines after the block.
 
@@ -67,7 +74,7 @@ class Ec2Provider(Ec2Market, Provider):
         self.lease_folder.known()  # raises if a lease is unreadable
         running = self._prepared(cluster, lease_id, deadline_s)
         zones, markets = running.spec.subnets, self.choices.markets
-        wanted = attempts(cluster, self.known_offers(), zones, markets)
+        wanted = attempts(cluster, self.known_offers(), zones, markets, max_usd_per_hour)
         with self.lease_folder.locked():
             self.lease_folder.create(running.lease)
         try:

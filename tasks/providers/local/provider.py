@@ -4,6 +4,7 @@ Prices are illustrative. Srift installs nothing on the computer. After a launch,
 the lease (the record of the launch) remains.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -46,7 +47,13 @@ class LocalProvider(LocalMachine, Provider):
 
     @contextmanager
     def acquire(
-        self, cluster: Cluster, *, lease_id: str, deadline_s: float, seed: int
+        self,
+        cluster: Cluster,
+        *,
+        lease_id: str,
+        deadline_s: float,
+        seed: int,
+        max_usd_per_hour: float = math.inf,
     ) -> Iterator[LocalCluster]:
         """Start the hosts, yield the cluster, and end the hosts after the block.
 

@@ -106,6 +106,7 @@ OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, own_price="o
         (1, SPOT, [sold("spot", "b", 2.0), sold("on-demand", "*", 2.1)], 1.25, 2.1),
         (2, SAVED, [SAVED], None, 6.0),
         (1, RAISED, [RAISED], None, 4.0),
+        (1, replace(RAISED, public_usd_per_hour=None), [], None, None),
         (1, OWN_SPOT, [], 1.25, 1.25),
     ],
 )

@@ -257,6 +257,7 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     assert allowed.worst_usd == pytest.approx(
         at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2)
     )
+    assert allowed.max_usd_per_hour == pytest.approx(2 * SPOT_MARGIN * dearest)
     here.provider.held = [held(cluster="1xs.large", usd_per_hour=dearest)]
     (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
     assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
@@ -323,6 +324,8 @@ def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, m
         campaign.serve_launch(here, launch(here), LAUNCHED, each)
     assert mine.usd == pytest.approx(0.103) and mine.data == of_data(0.002, 0.0)
     assert {job.download_usd for job in seen} == {0.002}
+    most = caps.allowance(here, launch(here), tally(1.0), NOON).max_usd_per_hour
+    assert {job.max_usd_per_hour for job in seen} == {most} and most < 100
     longest_s, deadline_s = (job.deadline_s for job in seen)
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s

@@ -1,5 +1,6 @@
 """Machines of EC2 under a lease: gangs whole or none, nothing bought twice or left running."""
 
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -120,6 +121,20 @@ def test_the_bid_is_of_the_public_price_and_the_bill_of_the_own(home, terms, usd
     assert attempt.groups[0].bids == {
         zone: pytest.approx(SPOT_MARGIN * SPOT_USD[zone[-1]]) for zone in ZONES
     }
+
+
+def test_bids_are_within_the_price_that_the_caps_allow_for(home, aws):
+    home.choose(markets=("spot",))
+    cluster, allowed = home.two(), 2 * SPOT_MARGIN * max(SPOT_USD.values())
+    home.provider = home.controller()  # asks for prices again
+    aws.account.spot = {zone: 2 * usd for zone, usd in aws.account.spot.items()}
+    with suppress(NoCapacity), home.acquire(cluster, max_usd_per_hour=allowed):
+        pass
+    [request] = [words for name, words in aws.calls if name == "ec2:CreateFleet"]
+    bids = [one["MaxPrice"] for one in request["LaunchTemplateConfigs"][0]["Overrides"]]
+    assert bids and 2 * max(map(float, bids)) <= allowed
+    with pytest.raises(NoCapacity), home.acquire(cluster, "r-2", max_usd_per_hour=0.1):
+        pass
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home):
