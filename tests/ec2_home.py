@@ -91,9 +91,13 @@ class Home:
         """Two groups: two machines of one type, one of another."""
         return Cluster.of((2, self.offer()), (1, self.offer("g4dn.xlarge")))
 
-    def acquire(self, cluster=None, lease_id="r-1", deadline_s=1800.0, **more):
+    def acquire(self, cluster=None, lease_id="r-1", deadline_s=1800.0, most=math.inf):
         return self.provider.acquire(
-            cluster or self.two(), lease_id=lease_id, deadline_s=deadline_s, seed=1, **more
+            cluster or self.two(),
+            lease_id=lease_id,
+            deadline_s=deadline_s,
+            seed=1,
+            max_usd_per_hour=most,
         )
 
     def reap(self):

@@ -124,16 +124,9 @@ def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Ke
         the frame has no such column.
     """
     devices = {kind.name: kind.devices for kind in types}
-    defaults = {"workload": "", "cluster": "", "layout": "", "batch_per_device": ""}
-    defaults |= {"accumulation_steps": 1, "runs": 1}
-    columns = [column(runs, name, default).tolist() for name, default in defaults.items()]
     counted: Counter[Key] = Counter()
-    for mode, row in zip(modes_of(runs), zip(*columns, strict=True), strict=True):
-        workload, cluster, layout, batch, steps, count = row
-        machines = zip(
-            types_of(cluster), *machines_of(cluster, layout, batch, devices), strict=True
-        )
-        counted[workload, mode, tuple(sorted(machines)), int(float(str(steps)))] += count
+    for row in rows_of(runs):
+        counted[row_key(row, devices)] += row.get("runs", 1)
     return counted
 
 

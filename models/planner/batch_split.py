@@ -303,7 +303,9 @@ def splits_of(
         whole: dict[int, IntArray] = {}  # micro-step samples -> splits of all rows
         for total in totals:
             fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
-            for steps in _divisors(total):
+            small = np.arange(1, math.isqrt(total) + 1)
+            small = small[total % small == 0]
+            for steps in np.union1d(small, total // small).tolist():
                 micro, usual = total // steps, steps in ACCUMULATION_STEPS
                 at = np.flatnonzero(lacking & ~fitted | usual)
                 kinds, each = kind[rows[at]], count[rows[at]]
@@ -348,12 +350,6 @@ def splits_of(
         steps=steps_of[order],
         obstacle=obstacle,
     )
-
-
-def _divisors(total: int) -> list[int]:
-    """Return the divisors of `total` in ascending order."""
-    small = [each for each in range(1, math.isqrt(total) + 1) if total % each == 0]
-    return sorted({*small, *(total // each for each in small)})
 
 
 def _largest_batches(

@@ -284,14 +284,10 @@ class StepTimeModel:
         cells = [(workload, mode.alone, kind) for kind in kinds.tolist() for _ in batches]
         points = self.facts.points(cells, np.tile(batches, len(kinds)))
         seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
-        # least squares of relative errors
-        weight = seconds**-2 / (seconds**-2).sum(axis=1, keepdims=True)
-        batch, second = (weight * batches).sum(axis=1), (weight * seconds).sum(axis=1)
-        off = weight * (batches - batch[:, None])
-        slope = (off * seconds).sum(axis=1) / (off * batches).sum(axis=1)
-        least_slope = 0.05 * (seconds / batches).min(axis=1)
-        lines = np.maximum(second - slope * batch, 0.0), np.maximum(slope, least_slope)
-        return np.stack(lines, axis=1)[which]
+        fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
+        slope, intercept = np.reshape(fits, (-1, 2)).T
+        slope = np.maximum(slope, 0.05 * (seconds / batches).min(axis=1))
+        return np.stack([np.maximum(intercept, 0.0), slope], axis=1)[which]
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)

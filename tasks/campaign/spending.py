@@ -43,6 +43,7 @@ LEAST_INSTALL_S = INSTALL_S / 5
 # hypervisor may take CPU time from a virtual machine for minutes. Waiting costs money only on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 PRICES_LAST = timedelta(days=180)  # a launch is refused if its prices are older
+_STATED = "stated-"  # the file of costs has a statement under this prefix and its time
 _WARNED = 0.8  # the user is warned if more than this share of the month's dollars is used
 RELEASE_S = 2.0  # seconds that machines are billed after the request to end them
 
@@ -225,26 +226,33 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if the bucket or the file cannot be read. Also if machines wrote to the
-            bucket this month, but no cost is recorded and `stated` is None.
+        ProviderError: if the bucket or the file cannot be read. Also if the machines of a launch
+            wrote to the bucket since the start of the month and since the last statement, but its
+            cost is not recorded and `stated` is None.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
-    if stated is None and not spent and ec2.bucket and leases.spent() is None:
-        store = Store(connect(), ec2.regions[0], ec2.bucket)
-        reported, _ = store.listed(f"{ec2.prefix}/leases/")
-        if any(stored["LastModified"] >= pure.month_start(now) for stored in reported):
+    stored, kept = workspace.mart("lease_spend"), leases.spent() or {}
+    if stated is None and ec2.bucket:
+        store, folder = Store(connect(), ec2.regions[0], ec2.bucket), f"{ec2.prefix}/leases/"
+        stated_at = [name.removeprefix(_STATED) for name in kept if name.startswith(_STATED)]
+        since = max([pure.month_start(now), *map(datetime.fromisoformat, stated_at)])
+        files = [one["Key"] for one in store.listed(folder)[0] if one["LastModified"] >= since]
+        wrote = {key.removeprefix(folder).partition("/")[0] for key in files}
+        others = of_others(workspace, pure.month_start(now), before="")
+        running = tuple(f"{row['refresh_id']}-" for row in others)
+        new = sorted(wrote - {*stored["lease_id"], *kept, *leases.ids()})
+        if lost := [lease_id for lease_id in new if not lease_id.startswith(running)]:
             raise ProviderError(
-                f"nothing was bought: machines wrote to {ec2.bucket} this month, but their cost is"
-                f" missing in the warehouse and in {leases.spent_file}. Look up the cost in AWS's"
-                " bill, and run"
+                f"nothing was bought: machines of {', '.join(lost)} wrote to {ec2.bucket} this"
+                f" month, but their cost is missing in the warehouse and in {leases.spent_file}."
+                " Look up the month's cost in AWS's bill, and run"
                 " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
             )
-    stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
     if stated is not None:
-        known[f"stated-{now.isoformat()}"] = max(0.0, stated - spent)
+        known[f"{_STATED}{now.isoformat()}"] = max(0.0, stated - spent)
     leases.begin_spent({name: (month, usd) for name, usd in known.items()})
 
 

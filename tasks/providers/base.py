@@ -13,7 +13,6 @@ ProviderError
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -273,7 +272,7 @@ class Provider(Protocol):
         lease_id: str,
         deadline_s: float,
         seed: int,
-        max_usd_per_hour: float = math.inf,
+        max_usd_per_hour: float,
     ) -> AbstractContextManager[RunningCluster]:
         """Return a context manager that launches the machines and ends them after the block.
 

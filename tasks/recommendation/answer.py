@@ -98,9 +98,9 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
             workspace = with_public_workloads(workspace)
             workload = _workload(workspace, question)
             if champion is None:
-                command = refresh_command(provider, "0")
                 raise WarehouseMissing(
-                    f"there is no model of {provider} machines yet: run `{command}`"
+                    f"there is no model of {provider} machines yet: run"
+                    f" `{refresh_command(provider, '0')}`"
                 )
             # Imports do not state allowed modes, so all measured modes are allowed.
             if name not in workspace.settings.workloads and not shape:

@@ -63,7 +63,9 @@ def cluster(local, *names):
 def acquired(local, *names, lease_id="lease"):
     """Acquire hosts that have reported themselves."""
     hosts = cluster(local, *names)
-    with local.acquire(hosts, lease_id=lease_id, deadline_s=600, seed=1) as running:
+    with local.acquire(
+        hosts, lease_id=lease_id, deadline_s=600, seed=1, max_usd_per_hour=1e9
+    ) as running:
         ready(running)
         yield running
 

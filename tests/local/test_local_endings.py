@@ -80,7 +80,9 @@ def test_two_controllers_share_the_machine_until_it_is_full(tmp_path, monkeypatc
     one, other = provider(tmp_path / "one"), provider(tmp_path / "other")
     with acquired(one, "narrow", lease_id="first") as running:
         for rival in (one, other):
-            lease = rival.acquire(cluster(one, "narrow"), lease_id="next", deadline_s=60, seed=1)
+            lease = rival.acquire(
+                cluster(one, "narrow"), lease_id="next", deadline_s=60, seed=1, max_usd_per_hour=1e9
+            )
             with pytest.raises(NoCapacity, match="first"), lease:
                 pass
         assert running.nodes()[0].alive

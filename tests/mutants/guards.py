@@ -37,7 +37,7 @@ MUTANTS = (
         "tasks/campaign/test_spending.py"),
     _of("affords-time", "tasks/campaign/spending.py", r"time\.monotonic\(\) < \w+\.stop_at and ", "",
         "tasks/campaign/test_spending.py"),
-    _of("bid-cap", f"{_EC2}/attempts.py", r"usd > max_usd_per_hour \* \(1 \+ ROUNDING\)", "False",
+    _of("bid-cap", f"{_EC2}/attempts.py", r"usd\[zone\] <= max_usd_per_hour \* \(1 \+ ROUNDING\)", "True",
         f"{_T_EC2}/test_machines.py"),
     _of("upload-size", f"{_EC2}/mailbox_s3.py", r" and bool\(.* <= MOST_BYTES\)", "", f"{_T_EC2}/test_cluster.py"),
     _of("speed-majority", "models/step_time/dataset.py", r"if 2 \* int\(known\.sum\(\)\) <= .*:", "if False:",

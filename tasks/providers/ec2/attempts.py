@@ -73,22 +73,23 @@ def attempts(
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
     names = [member.instance_type.name for member in cluster.members]
-    found, dear = [], math.inf
+    found, least_usd = [], math.inf
     for market in dict.fromkeys([cluster.market, *({"on-demand"} & {*markets})]):
-        clusters, bids = {}, dict[str, dict[str, float]]()
-        for zone in zones:
-            if all((name, market, zone) in prices for name in names):
-                on_demand = {name: prices.get((name, "on-demand", zone)) for name in names}
-                bids[zone] = {
-                    name: _bid(prices[name, market, zone], on_demand[name]) for name in names
-                }
-                usd = sum(bids[zone][name] for name in names)
-                if usd > max_usd_per_hour * (1 + ROUNDING):
-                    dear = min(dear, usd)
-                    continue
-                clusters[zone] = Cluster(
-                    members=tuple(prices[name, market, zone] for name in names)
-                )
+        bids = {
+            zone: {
+                name: _bid(prices[name, market, zone], prices.get((name, "on-demand", zone)))
+                for name in names
+            }
+            for zone in zones
+            if all((name, market, zone) in prices for name in names)
+        }
+        usd = {zone: sum(bid[name] for name in names) for zone, bid in bids.items()}
+        least_usd = min([least_usd, *usd.values()])
+        clusters = {
+            zone: Cluster(members=tuple(prices[name, market, zone] for name in names))
+            for zone in bids
+            if usd[zone] <= max_usd_per_hour * (1 + ROUNDING)
+        }
         groups: list[Group] = []
         for name, run in groupby(names):
             group = Group(
@@ -101,10 +102,10 @@ def attempts(
             groups.append(group)
         if clusters:
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
-    if not found and dear < math.inf:
+    if not found and least_usd < math.inf:
         raise NoCapacity(
-            f"prices have risen: the machines may cost ${dear:.2f} per hour, but the caps allow for"
-            f" ${max_usd_per_hour:.2f}"
+            f"prices have risen: the machines may cost ${least_usd:.2f} per hour, but the caps"
+            f" allow for ${max_usd_per_hour:.2f}"
         )
     return found
 

@@ -1,6 +1,5 @@
 """Implement `Provider` for EC2: offers, launches, leases (records of launches) and the reaper."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,7 +58,7 @@ class Ec2Provider(Ec2Market, Provider):
         lease_id: str,
         deadline_s: float,
         seed: int,
-        max_usd_per_hour: float = math.inf,
+        max_usd_per_hour: float,
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster, yield it, and end its machines after the block.
 

@@ -129,8 +129,8 @@ class LocalMachine:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
                 f"{wanted or taken:g} cores are needed. All hosts together may use "
-                f"{most_cores():g} cores, and these launches use some: {held}. Wait until these launches end. "
-                "`srift reap` ends launches whose Srift process has died"
+                f"{most_cores():g} cores, and these launches use some: {held}. Wait until these "
+                "launches end. `srift reap` ends launches whose Srift process has died"
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

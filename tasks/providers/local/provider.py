@@ -4,7 +4,6 @@ Prices are illustrative. Srift installs nothing on the computer. After a launch,
 the lease (the record of the launch) remains.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -53,7 +52,7 @@ class LocalProvider(LocalMachine, Provider):
         lease_id: str,
         deadline_s: float,
         seed: int,
-        max_usd_per_hour: float = math.inf,
+        max_usd_per_hour: float,
     ) -> Iterator[LocalCluster]:
         """Start the hosts, yield the cluster, and end the hosts after the block.
 

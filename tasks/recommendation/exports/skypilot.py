@@ -15,7 +15,14 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
     """
     selection.require_cloud("skypilot")
     first = selection.first
-    resources = [_resources(one) for one in selection.interchangeable]
+    resources = [
+        {
+            "infra": "/".join(filter(None, ("aws", one.row["region"], one.zone))),
+            "instance_type": one.types[0],
+            "use_spot": one.market == "spot",
+        }
+        for one in selection.interchangeable
+    ]
     task = {
         "name": label(first.row["workload"]),
         "num_nodes": first.machines,
@@ -30,14 +37,6 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
         "set TRAINING_SCRIPT to your script; `srift export --to torchrun` writes a sampler for it",
     ]
     return task, as_comment(notes) + as_yaml(task)
-
-
-def _resources(cluster: RankedCluster) -> dict[str, Any]:
-    return {
-        "infra": "/".join(filter(None, ("aws", cluster.row["region"], cluster.zone))),
-        "instance_type": cluster.types[0],
-        "use_spot": cluster.market == "spot",
-    }
 
 
 def _run(cluster: RankedCluster) -> str:

@@ -207,12 +207,18 @@ def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated
     shutil.rmtree(here.home)
     with pytest.raises(ProviderError, match="--month-spent"):
         caps.keep_spending(here, NOON)
+    (here.home / "leases-ec2").mkdir(parents=True)  # an older copy of the home
+    (here.home / "leases-ec2/.spent.json").write_text('{"older-00": ["2026-11", 0.38]}')
+    with pytest.raises(ProviderError, match="--month-spent"):
+        caps.keep_spending(here, NOON)
+    shutil.rmtree(here.home)
     aws.fails("s3:ListBucket", "AccessDenied")
     with pytest.raises(ProviderError):  # nor where the bucket cannot be looked into
         caps.keep_spending(here, NOON)
     for minute, (stated, known) in enumerate(((95.0, 95.0), (0.0, 95.0), (97.0, 97.0))):
         caps.keep_spending(here, NOON + timedelta(minutes=minute), stated)
         assert caps.spent_this_month(here, NOON) == (known, "")
+    caps.keep_spending(here, NOON + timedelta(hours=1))  # the statement covers the lost launch
     assert refusal(monthly(here, 97.0))
 
 
@@ -325,7 +331,7 @@ def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, m
     assert mine.usd == pytest.approx(0.103) and mine.data == of_data(0.002, 0.0)
     assert {job.download_usd for job in seen} == {0.002}
     most = caps.allowance(here, launch(here), tally(1.0), NOON).max_usd_per_hour
-    assert {job.max_usd_per_hour for job in seen} == {most} and most < 100
+    assert {job.max_usd_per_hour for job in seen} == {most}
     longest_s, deadline_s = (job.deadline_s for job in seen)
     assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
     assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s

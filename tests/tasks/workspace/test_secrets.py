@@ -43,7 +43,11 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         packaged = here.provider.packaged_offers()  # type: ignore[attr-defined]
         offer = next(one for one in packaged if one.instance_type.name == "g4dn.xlarge")
         with here.provider.acquire(
-            Cluster.of((1, offer)), lease_id="refresh-1-00", deadline_s=600.0, seed=1
+            Cluster.of((1, offer)),
+            lease_id="refresh-1-00",
+            deadline_s=600.0,
+            seed=1,
+            max_usd_per_hour=1.0,
         ):
             [machine] = aws.alive()
             stored = {key: f"{key} {content!r}" for key, (content, _) in aws.s3.objects.items()}

@@ -128,12 +128,12 @@ def test_bids_are_within_the_price_that_the_caps_allow_for(home, aws):
     cluster, allowed = home.two(), 2 * SPOT_MARGIN * max(SPOT_USD.values())
     home.provider = home.controller()  # asks for prices again
     aws.account.spot = {zone: 2 * usd for zone, usd in aws.account.spot.items()}
-    with suppress(NoCapacity), home.acquire(cluster, max_usd_per_hour=allowed):
+    with suppress(NoCapacity), home.acquire(cluster, most=allowed):
         pass
     [request] = [words for name, words in aws.calls if name == "ec2:CreateFleet"]
     bids = [one["MaxPrice"] for one in request["LaunchTemplateConfigs"][0]["Overrides"]]
     assert bids and 2 * max(map(float, bids)) <= allowed
-    with pytest.raises(NoCapacity), home.acquire(cluster, "r-2", max_usd_per_hour=0.1):
+    with pytest.raises(NoCapacity), home.acquire(cluster, "r-2", most=0.1):
         pass
 
 
