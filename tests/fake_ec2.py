@@ -234,7 +234,7 @@ class FakeAws:
     def _launch(self, region, zone, market, name, count, request):
         tagged = {one["ResourceType"]: one["Tags"] for one in request["TagSpecifications"]}
         ids = []
-        for _ in range(count):
+        for place in range(count):
             number = len(self.instances) + 1
             ids.append(f"i-{number:017x}")
             self.instances[ids[-1]] = Instance(
@@ -246,7 +246,7 @@ class FakeAws:
                 address=f"10.0.0.{number}",
                 request=request,
                 tags={tag["Key"]: tag["Value"] for tag in tagged["instance"]},
-                launched_at=self.now,
+                launched_at=self.now + timedelta(seconds=place),  # shown one by one
                 boot_s=self.boot_s,
             )
         return ids

@@ -263,10 +263,11 @@ class Ec2Cluster(RunningCluster):
             return [], (final or refusals)[0]
         unclear[0].kind = "capacity"
         ours: Filters = STILL_ALIVE | self.lease.filters | {"tag:srift:node-group": group.name}
-        for _ in api.looks(_SEARCH_EVERY_S, SHOWN.total_seconds()):  # EC2 shows tags late
-            if found := api.instances(region, ours):
-                return list(found), unclear[0]
-        return [], unclear[0]
+        for _ in api.looks(_SEARCH_EVERY_S, SHOWN.total_seconds()):
+            # EC2 shows tags late, and perhaps not of all machines at once.
+            if len(found := api.instances(region, ours)) >= group.size:
+                break
+        return list(found), unclear[0]
 
     def _create(self, action: str, request: Answer) -> None:
         """Create an AWS resource that is free of charge, unless it already exists."""

@@ -204,14 +204,13 @@ def test_estimated_prices_bound_nothing(here):
 
 def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated(bought):
     here, aws, _ = bought
-    shutil.rmtree(here.home)
-    with pytest.raises(ProviderError, match="--month-spent"):
-        caps.keep_spending(here, NOON)
-    (here.home / "leases-ec2").mkdir(parents=True)  # an older copy of the home
+    here.warehouse.path.unlink()  # as in an older copy of the home
     (here.home / "leases-ec2/.spent.json").write_text('{"older-00": ["2026-11", 0.38]}')
     with pytest.raises(ProviderError, match="--month-spent"):
         caps.keep_spending(here, NOON)
     shutil.rmtree(here.home)
+    with pytest.raises(ProviderError, match="--month-spent"):
+        caps.keep_spending(here, NOON)
     aws.fails("s3:ListBucket", "AccessDenied")
     with pytest.raises(ProviderError):  # nor where the bucket cannot be looked into
         caps.keep_spending(here, NOON)
