@@ -11,11 +11,11 @@ in dollars:
     billed = 60 ceil(deadline / 60) + LATE_S        maximum billed seconds
     worst  = price x billed / 3600 + fixed
 
-`deadline` is the number of seconds after which the machines shut themselves down. LATE_S is the
-maximum number of seconds that are billed after the deadline. `price` is the highest possible price
-in dollars per hour. `fixed` is the cost of downloads and uploads. If the longest useful deadline is
-too expensive, a shorter deadline is used. The launch is refused if even the shortest useful
-deadline is too expensive.
+`deadline` is the number of seconds from the request until machines shut themselves down. LATE_S is
+the maximum number of seconds that are billed after the deadline. `price` is the highest possible
+price in dollars per hour. `fixed` is the cost of downloads and uploads. If the longest useful
+deadline is too expensive, a shorter deadline is used. The launch is refused if even the shortest
+useful deadline is too expensive.
 """
 
 import math
@@ -65,7 +65,8 @@ class Allowance(NamedTuple):
     """The decision about a launch: permitted with a deadline and a worst-case cost, or refused.
 
     `refusal` is the reason if the launch is refused. It is empty if the launch is permitted.
-    `max_usd_per_hour` is the highest price of all machines that the worst-case cost allows for.
+    `max_usd_per_hour` is the sum of the machines' prices that the worst-case cost allows for,
+    without volumes and IP addresses. It is infinite on local hosts.
     """
 
     deadline_s: float = 0.0
@@ -75,7 +76,7 @@ class Allowance(NamedTuple):
 
 
 def billed_s(deadline_s: float) -> float:
-    """Return the maximum billed seconds of a machine that shuts down after `deadline_s` seconds."""
+    """Return the maximum billed seconds of a machine with the deadline `deadline_s`."""
     return _MINUTE_S * math.ceil(deadline_s / _MINUTE_S) + LATE_S
 
 
@@ -84,9 +85,9 @@ def worst_usd(usd_per_hour: float, deadline_s: float) -> float:
 
 
 def longest_s(usd_per_hour: float, left_usd: float) -> float:
-    """Return how many seconds a launch may run so that it costs at most `left_usd` dollars.
+    """Return the longest deadline in seconds whose worst-case cost is at most `left_usd`.
 
-    The cost is the worst-case cost. The result is a whole number of minutes.
+    The result is a whole number of minutes; 0 if no deadline is cheap enough.
     """
     minutes = max(0, math.floor((left_usd / usd_per_hour * 3600.0 - LATE_S) / _MINUTE_S))
     if minutes and worst_usd(usd_per_hour, minutes * _MINUTE_S) > left_usd:
@@ -151,9 +152,9 @@ def allow(
 ) -> Allowance:
     """Decide if a launch is permitted, and with which deadline.
 
-    The deadline is the number of seconds after which the machines shut down. It is as long as every
-    cap permits, but at most `wished_s`. The launch is refused if the deadline would be shorter than
-    `least_s`, or if the price is unknown.
+    The deadline is the number of seconds from the request until the machines shut down. It is as
+    long as every cap permits, but at most `wished_s`. The launch is refused if the deadline would
+    be shorter than `least_s`, or if the price is unknown.
 
     usd_per_hour: the highest possible price of the launch; None means unknown.
     wished_s: the longest useful deadline in seconds.

@@ -136,8 +136,9 @@ class PlannedRun:
 def sub_clusters(names: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return the subsets of a cluster's machines, as {instance types: positions in `names`}.
 
-    `names` has the instance type of each machine. Of several subsets with equal instance types,
-    only the first is returned: `("a", "a")` gives `{("a",): (0,), ("a", "a"): (0, 1)}`.
+    `names` has the instance type of each machine. Of several subsets with the same instance types
+    in the same order, only the first is returned. For example, `("a", "a")` gives
+    `{("a",): (0,), ("a", "a"): (0, 1)}`.
     """
     found: dict[tuple[str, ...], tuple[int, ...]] = {}
     for size in range(1, len(names) + 1):

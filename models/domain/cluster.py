@@ -240,5 +240,5 @@ def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, 
     if len(numbers) == 1:
         return numbers * count
     if len(numbers) != count:
-        raise ValueError(f"{what} {text!r}: expected 1 or {count} numbers, not {len(numbers)}")
+        raise ValueError(f"{what} {text!r}: {len(numbers)} numbers for {count} machines")
     return numbers

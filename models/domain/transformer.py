@@ -1,7 +1,7 @@
 """Compute parameters, gradient bytes and FLOPs of a transformer from its configuration.
 
-The configuration has the keys of a Hugging Face `config.json`. Srift's names can replace these
-keys: for example, `layers` instead of `num_hidden_layers`.
+The configuration has the keys of a Hugging Face `config.json`. Srift's names `layers`,
+`hidden`, `sequence` and `parameters` can replace keys such as `num_hidden_layers`.
 """
 
 from collections.abc import Mapping

@@ -125,8 +125,8 @@ def drawn_hours(
       (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
 
     `passing` is in interruption_rates.py. n is the number of pieces between checkpoints. A piece is
-    repeated until it succeeds, so its interruptions have a geometric distribution. The factor
-    1 + 1/n accounts for this.
+    repeated until it succeeds, so its number of interruptions has a geometric distribution. The
+    factor 1 + 1/n accounts for this.
 
     All clusters use the same uniform draws, so their results differ only because of the arguments.
 

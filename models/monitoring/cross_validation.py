@@ -8,7 +8,7 @@ group's runs and then predicts them. There are three splits, with these groups:
     setup          the runs of a random fifth of all combinations of workload, mode and cluster
 
 If there are more than eight combinations of workload and mode, the split `workload` distributes
-them at random over eight groups. A group then has the runs of several combinations.
+them at random over eight groups. A group can then have the runs of several combinations.
 
 Errors are |predicted - measured| / measured. Coverage is the share of measurements within their
 90 % interval.

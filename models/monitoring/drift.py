@@ -49,7 +49,7 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Ro
     observed number of runs outside their intervals.
 
     1. The group with the smallest p-value drifts if (p-value) x (number of tested groups) <= 0.05.
-    2. If it drifts, its runs are removed from all groups, because a run indicates drift of only one
+    2. If it drifts, its runs are removed from all groups, so that a run indicates drift of only one
        type. The remaining groups are tested again. A group without remaining runs has no row.
 
     A group in `before` still drifts if at least half of its recent runs are outside their

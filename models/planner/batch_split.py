@@ -265,7 +265,7 @@ def splits_of(
     Every device gets at least one sample in a micro-step, and the samples fit in its memory. There
     are splits with 1, 2 and 4 accumulation steps (ACCUMULATION_STEPS), if these numbers divide the
     global batch. If the batch needs accumulation to fit in memory, there is also a split with the
-    smallest sufficient number of accumulation steps, such as 3 or 8.
+    smallest divisor of the global batch that suffices, such as 3 or 8.
 
     Args:
         workload: the workload with its allowed modes.

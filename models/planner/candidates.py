@@ -64,8 +64,8 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Some candidates have clusters that cannot be launched. The method `setups` skips such
-    candidates.
+    Some candidates have clusters that cannot be launched. The method `setups` skips them if it has
+    the check `fits`.
 
     - `splits`: the batch splits, which say how many samples each device gets
     - `zones`: for each market and zone, the offers as {instance type: offer}
@@ -99,7 +99,7 @@ class Candidates:
         """Yield the candidates at positions `rows` as setups, if their cluster can be launched.
 
         `fits(cluster)` returns "" if the cluster can be launched, else the reason why it cannot.
-        By default, every cluster can be launched.
+        By default, no candidate is skipped.
         """
         refused: dict[int, bool] = {}
         columns = (self.column(name, rows).tolist() for name in ("split", "zone", "cluster"))
@@ -182,13 +182,13 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
 
 
 def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that may be in the best cluster, in unchanged order.
+    """Return the offers without those that are unlikely to be best, in unchanged order.
 
-    For each market and instance type, two offers are winners: the offer with the lowest price per
-    hour, and the offer with the cheapest downloads at the start. In each market, the four zones
-    with the most winners (MOST_ZONES) keep all their offers. The remaining zones keep only their
-    winners. Interruption rates are not compared, because the published rates differ too little to
-    outweigh a price.
+    For each market and instance type, one or two offers are winners: the offer with the lowest
+    price per hour, and the offer with the cheapest downloads at the start. In each market, the four
+    zones with the most winners (MOST_ZONES) keep all their offers. The remaining zones keep only
+    their winners. Interruption rates are not compared, because the published rates differ too
+    little to outweigh a price.
     """
     by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
     by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))

@@ -45,7 +45,8 @@ class Recommendation:
         rows: rows of the published table for each goal.
         frontier: rows on the Pareto frontier of expected hours and dollars, with the probability
             of keeping the first goal's limit.
-        ranked: the best setups, about 400 (DRAWN), ranked with joint draws of step times.
+        ranked: the shortlist of at most about 400 setups (DRAWN), which were ranked with joint
+            draws of step times. The order is arbitrary.
         candidates: the number of setups that were compared.
     """
 

@@ -13,7 +13,7 @@ The gradients have d values of 4 bytes.
                machines. The bytes of dot products are neglected [D].
     servers    There are S parameter servers, at most one per machine. In a first phase, a server
                receives (P-n)/S * 4 d bytes from other machines. In a second phase, it sends as many
-               bytes back. In both phases, this is the maximum over all machines [D].
+               bytes back. No machine sends or receives more bytes in a phase [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
 In a step, all ranks together process B rows, such as tokens. The inputs of the layer have |X| = B K

@@ -24,7 +24,7 @@ The slowest machine of a setup determines the seconds of a step:
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
 w = k / max(C, k). Thus a worker makes compute at most 1 + w times as long. Compute without loading
-takes rho r seconds, so loading adds at most w rho r. The remaining samples are loaded while
+takes rho r seconds, so loading delays it by at most w rho r. The remaining samples are loaded while
 gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py). v is assumed
 not to change if machines share storage.
 

@@ -1,4 +1,4 @@
-"""Predict the peak memory of one rank, or an upper bound if the workload was not profiled.
+"""Predict the peak memory of one rank from profiles, or else from facts and completed runs.
 
     peak = (base + beside + working) (1 + headroom)
 

@@ -141,8 +141,8 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
     The factors widen 90 % intervals to the intervals of a Student-t process [Shah et al. 2014]. If
     W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. A cell of this
     kind with R multi-device rows has W + 1 + R degrees of freedom. The factor of a cell is larger
-    if a prediction from the other cells fits its rows worse than expected. Cells in `calibrated`
-    have the factor 1.
+    if a prediction without its multi-device rows fits these rows worse than expected. Cells in
+    `calibrated` have the factor 1.
 
     process: the Gaussian process that was fitted to `rows`.
     """

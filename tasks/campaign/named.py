@@ -110,7 +110,7 @@ def case_of(
 def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     """Return the launches that `wish` requests.
 
-    If `wish` names no clusters, Srift chooses the runs. A message is printed for each goal whose
+    If `wish` names no clusters, Srift chooses the runs, and prints a message for each goal whose
     recommendation no run would improve.
 
     Raises:
@@ -189,9 +189,9 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with any global"
-            f" batch from {first.global_batch_least} to {first.global_batch_most}. Name other"
-            " machines, or change global_batch"
+            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with the global"
+            f" batches tried from {first.global_batch_least} to {first.global_batch_most}. Name"
+            " other machines, or change global_batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))
     types = {offer.instance_type.name: offer.instance_type for offer in cluster.members}

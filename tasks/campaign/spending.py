@@ -2,7 +2,7 @@
 
 A campaign is the launches of one refresh. On EC2, the worst-case cost of a launch must fit under
 the caps of the campaign and of the month. On local hosts, whose prices are only assumed, the
-estimated cost must fit.
+estimated cost must fit under the cap of the campaign.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def caps_of(
 ) -> tuple[list[Cap], str]:
     """Return ([campaign cap, cap of the calendar month in UTC], error message or "").
 
-    The error message says which cost is unknown.
+    The error message says why a cost is unknown.
     """
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     # Leases are read before the spent dollars. A lease that ends between the two reads is then
@@ -182,7 +182,7 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
     The used dollars are the recorded costs, plus the costs of launches that are not in the
     warehouse yet. A running launch counts with its worst-case cost. If a cost is unknown, the
-    warning names this cost.
+    warning says why.
     """
     if not workspace.spends_money:
         return ""
@@ -226,9 +226,10 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if the bucket or the file cannot be read. Also if the machines of a launch
-            wrote to the bucket since the start of the month and since the last statement, but its
-            cost is not recorded and `stated` is None.
+        ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and
+            machines of an unknown launch wrote to the bucket since the start of the month and the
+            last statement. A launch is unknown if the warehouse, the file and the leases of this
+            SRIFT_HOME lack it, and no other SRIFT_HOME reserves dollars for its refresh.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)

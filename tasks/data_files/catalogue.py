@@ -34,7 +34,8 @@ class CatalogueRow(BaseModel):
     def device(self) -> str:
         """Return the name of the accelerator, such as "T4"; "cpu" if the type has none.
 
-        A `gpu_count` of 0 means a fraction of a GPU. The result is then, for example, "part of T4".
+        A `gpu_name` with a `gpu_count` of 0 means a fraction of a GPU. The result is then, for
+        example, "part of T4".
         """
         name = self.gpu_name or self.accelerator_name or "cpu"
         return f"part of {name}" if self.gpu_name and self.gpu_count == 0 else name

@@ -92,7 +92,7 @@ def import_measurements(
     force: bool = False,
     dry_run: bool = False,
 ) -> Imported:
-    """Load measurements and facts of workloads (parameters, FLOPs, ...) in one transaction.
+    """Load measurements, facts of workloads (parameters, FLOPs, ...) or both in one transaction.
 
     Loading the same files again changes nothing, unless `srift forget` has undone their import.
     The import's id is a digest of the files and providers. If `measurements` is the file that ships
@@ -223,6 +223,9 @@ def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = 
 
     - `shape` is True.
     - There are public step times of `workload`, and srift.toml sets no entrypoint for `workload`.
+
+    Imports nothing if they were imported before, even if `srift forget` undid the import, or if EC2
+    is emulated.
 
     shape: True if the user asks about a transformer on EC2.
 

@@ -40,8 +40,9 @@ def packaged_names() -> frozenset[str]:
 def with_public_workloads(workspace: Workspace) -> Workspace:
     """Return a copy of the workspace, with the public workloads added.
 
-    A public workload has step times on EC2 that ship with Srift. It is added only if these step
-    times are imported and in use. A workload of srift.toml is never replaced.
+    A public workload has step times on EC2 that ship with Srift. It is added only to a workspace of
+    EC2, and only if these step times are imported and in use. A workload of srift.toml is never
+    replaced.
     """
     counting = set(workspace.mart("public_rows")["workload"])
     settings = workspace.settings

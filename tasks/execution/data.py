@@ -221,9 +221,9 @@ class DataCarrier:
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
             raise BadData(
-                f"the data take {said_bytes(size)}, but the disk of {home} has only"
-                f" {said_bytes(free)} free. Choose a FOLDER on a larger disk, run"
-                f" `aws s3 sync {data.source} FOLDER`, and set `data` to FOLDER"
+                f"the data take {said_bytes(size)}, but the disk of {home} has"
+                f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a larger"
+                f" disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to FOLDER"
             )
         return DataPlan(name=name, place=str(folder), files=files, move="fetch")
 

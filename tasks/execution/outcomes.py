@@ -1,4 +1,4 @@
-"""Describe how an attempt ended, and build warehouse rows about failed runs and launches.
+"""Describe how an attempt ended, and build warehouse rows about it.
 
 An attempt is one execution of torchrun, which measures several runs.
 """

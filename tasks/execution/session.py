@@ -42,10 +42,11 @@ def serve(
 ) -> Served:
     """Rent the machines of `job` from `provider`, and measure the runs of `job` on them.
 
-    The function returns when no run remains to be measured, or soon after `stop_at`.
-    The machines are always released. Refused requests, errors of the provider and lost machines
-    become rows of the result. ProviderError, OSError and WorkloadChanged are not raised, so that
-    the campaign can go on with its next launch.
+    The function returns soon after `stop_at` at the latest. It returns earlier if no run remains,
+    or if a refusal, an error or a loss of machines ends the launch. The machines are always
+    released. Refused requests, errors of the provider and lost machines become rows of the result.
+    ProviderError, OSError and WorkloadChanged are not raised, so that the campaign can go on with
+    its next launch.
 
     Args:
         provider: acquires the machines.

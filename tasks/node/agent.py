@@ -205,7 +205,7 @@ class Agent:
         return self.folder / f"log-{self.attempt}.txt"
 
     def run_id(self) -> str:
-        """Return the id of the run that this node began last; "" if no run has begun."""
+        """Return the id of the latest run that began in this attempt; "" if none has begun."""
         try:
             return str(json.loads((self.folder / "progress.json").read_text())["run_id"])
         except (OSError, ValueError, KeyError, TypeError):  # user code can write to this file

@@ -80,7 +80,8 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     """Check that strategy `name` has the same losses as ddp. Return "", or an error message.
 
     Strategy and ddp train in fp32 on this machine's CPU. Their losses may differ by rounding
-    errors. The result is also "" if the data are in S3, or if the ddp training raises RuntimeError.
+    errors. The result is also "" if the data are in S3, if memory is too small for ddp, or if ddp
+    raises RuntimeError.
 
     batch: the workload's samples per step. Each rank trains with min(batch, 2) samples per step.
     precision: a precision that the strategy must support. The check itself trains in fp32.

@@ -50,8 +50,8 @@ _MEMORY_OF_DDP = 8
 def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
     """Compare the losses of ddp and of strategy `item.strategy` in a few training steps.
 
-    Every rank must call this function. If the ddp training raises RuntimeError, this function
-    prints the reason and returns.
+    Every rank must call this function. If memory is too small for ddp, or if ddp raises
+    RuntimeError, this function prints the reason and returns.
 
     build: `build(shared=...)` builds the workload on this rank. `shared` is True if the strategy
         shards the model.

@@ -89,7 +89,7 @@ class Loader:
             made = next(self._iterator, None)
         if made is None:
             raise LoaderError(
-                f"the loader has too little data for a batch of {batch} samples in any worker"
+                f"the loader's data ended before any worker had a full batch of {batch} samples"
             )
         inputs, target = made
         if batch not in sizes(inputs) & sizes(target):

@@ -18,7 +18,7 @@ from .requirements import InstallationInterrupted, NotInstalled, environment_of,
 
 
 def python_of(mailbox: Path, scratch: Path, workload: WorkloadFile) -> str:
-    """Unpack the code of `workload` below `scratch`, and install its requirements.
+    """Unpack the code of `workload` below `scratch`, and install its requirements if necessary.
 
     Returns the path of the Python interpreter that can run the code. Raises NotInstalled if the
     requirements cannot be installed, and OSError if the code cannot be unpacked.

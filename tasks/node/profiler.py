@@ -85,8 +85,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     loading: a list of (CPU seconds, seconds of waiting for storage) per sample, with one entry for
         each repeat of the step.
 
-    Each of the first four values is a mean over the repeats, without the fastest and the slowest
-    quarter.
+    Each of the four times is a mean over the middle half of the repeats, sorted by total time.
     """
     clock_s = partial(now, built.device)
     reset_peak(built.device)

@@ -64,8 +64,9 @@ def main() -> None:
 def serve(launch: Launch, item: Item) -> None:
     """Measure the run `item` together with the run's other ranks.
 
-    The run's first rank writes the record. In a run with several ranks, an error ends this process
-    (see `abort`). NotMeasured does not, because all ranks of the run raise this error.
+    The run's first rank writes the record. In a run with several ranks, an error of the measurement
+    ends this process (see `abort`). After NotMeasured or an error in `prepare`, the process goes
+    on, because all ranks of the run know the error.
     """
     reset_peak(launch.device)
     launch.begin(item)

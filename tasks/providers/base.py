@@ -6,7 +6,7 @@ died. Each machine runs an agent, the program that measures. Agents and controll
 through a folder, the mailbox.
 
 ProviderError
-+-- NoCapacity       not enough machines are available now; the flow records this and continues
++-- NoCapacity       too few machines are available now at a permitted price; the flow goes on
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
 +-- NotSwept         the reaper failed to check a region or a lease, or to end a machine
@@ -52,7 +52,8 @@ class NotSwept(ProviderError):
     """The reaper failed to check at least one region or lease, or to end at least one machine.
 
     unswept: {region or lease: why it could not be checked, or why its machines did not end}.
-    done: sentences such as "machine i-0a1 in us-east-1 was ended: its lease a7 is over".
+    done: one sentence for each launch or machine that was ended or needs attention, such as
+        "machine i-0a1 in us-east-1 was ended: its lease a7 is over".
     provider: the provider's name; "" if several providers are affected.
     """
 
@@ -76,6 +77,7 @@ class Lease:
     usd_per_hour: the price of all machines together, without volumes, IP addresses and S3 requests;
         None if unknown.
     refusals: one sentence for each failed launch attempt.
+    ended_at: the time of the end; None before the end.
     usd: the cost of the launch in dollars; None before the end, or if unknown.
     outcome: "" before the end, and then one of these values:
 
@@ -278,8 +280,8 @@ class Provider(Protocol):
 
         deadline_s: seconds until the machines end themselves.
         seed: seed of simulated spot interruptions.
-        max_usd_per_hour: the highest permitted price of all machines, without volumes and IP
-            addresses. It bounds spot bids, too.
+        max_usd_per_hour: the highest permitted sum of the machines' list prices or spot bids,
+            without volumes, IP addresses and S3 requests. Ignored for local hosts.
 
         Raises ProviderError (such as NoCapacity or NotSupported) or OSError if the machines cannot
         be launched.
@@ -344,7 +346,7 @@ class Provider(Protocol):
         return []
 
     def was_used(self) -> bool:
-        """Return True if this SRIFT_HOME may have used this provider."""
+        """Return True if this SRIFT_HOME may have machines or leases of this provider."""
         return True
 
 

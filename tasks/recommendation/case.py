@@ -43,7 +43,7 @@ class Case:
         workload: the workload. `Case.of` keeps only the modes that the model can predict.
         offers: the offers of the machines to compare.
         runs: one row for each measured setup of the workload.
-        experience: interruptions, start-up times and costs of earlier launches.
+        experience: models and results of earlier launches.
         model: the model that predicts the workload; None if it cannot be predicted.
         guessed: True if the workload was never measured, so that the model predicts it from its
             FLOPs or from the shape of its transformer.
@@ -77,8 +77,8 @@ class Case:
         """Return the case of `workload`, with the workload's facts from the warehouse.
 
         runs: one row for each measured setup. Rows of other workloads are ignored.
-        experience: interruptions, start-up times and costs of earlier launches. None means that
-            they are read from the warehouse.
+        experience: models and results of earlier launches. None means that they are read from the
+            warehouse.
         """
         case = cls(
             workspace=workspace,

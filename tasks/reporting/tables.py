@@ -293,9 +293,9 @@ _SCREEN = 20  # maximum number of launches to print
 
 
 def print_launches(rows: Sequence[Row]) -> None:
-    """Print at most _SCREEN launches of a dry run, and the total cost.
+    """Print at most _SCREEN launches of a dry run, their notes, and the total cost.
 
-    The total leaves out launches that exceed a cap.
+    The total covers all launches that are not refused.
     """
     columns = """
         cluster: {cluster}

@@ -534,6 +534,6 @@ def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(body[key], value)
         else:
             raise ValueError(
-                f"an environment variable SRIFT_...{key.upper()}__... sets a key inside {key}, but"
-                f" srift.toml has no table {key}: unset the variable"
+                f"{key} is a plain value, but an environment variable SRIFT_*{key.upper()}* sets"
+                f" keys inside {key}: unset the variable"
             )

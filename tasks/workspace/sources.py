@@ -206,8 +206,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
     """Return True if `path` is a symbolic link that must not be sent to machines.
 
-    Such a link leads to a folder, out of `root`, to a hidden file, or into a path in `without`. A
-    file inside a linked folder also counts as a link.
+    Such a link leads to a folder, out of `root`, to a hidden file, or to a path in `without` or
+    below it. A file inside a linked folder also counts as a link.
     """
     target = path.resolve()
     hidden = "/." in str(target).removeprefix(str(root))

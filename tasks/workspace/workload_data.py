@@ -55,7 +55,7 @@ class WorkloadData:
 def source_of(text: str, root: Path) -> Path | Address:
     """Parse the setting `data`: a folder relative to `root`, or an S3 address.
 
-    Raises BadData if `text` is neither a folder nor an S3 address.
+    The folder need not exist. Raises BadData if `text` has the form of neither.
     """
     if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
@@ -77,7 +77,7 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
 
     Raises BadData in these cases:
 
-    - The text is neither a folder nor an S3 address.
+    - The text has the form of neither a folder nor an S3 address.
     - The folder contains SRIFT_HOME.
     - The files of the folder cannot be sent to machines.
     """

@@ -1,5 +1,5 @@
 -- Grain: one row per training run that counts, as in the mart `runs`, without the speeds of machines
--- and without facts from other runs of the workload.
+-- and without the facts of the mart `workloads`.
 create or replace view stg_runs as
 with here as (
     select

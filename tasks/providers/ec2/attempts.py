@@ -60,10 +60,9 @@ def attempts(
         types are known. An attempt without such a zone is left out.
     markets: the permitted markets. If "on-demand" is missing, there is only the attempt in the
         cluster's market.
-    max_usd_per_hour: the highest permitted price of all machines.
+    max_usd_per_hour: the highest permitted sum of the machines' bids.
 
-    Raises NoCapacity if prices have risen, so that in no zone the highest price of all machines is
-    permitted.
+    Raises NoCapacity if prices are known, but the bids exceed `max_usd_per_hour` in every zone.
     """
     region, zones = cluster.members[0].region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
@@ -104,8 +103,8 @@ def attempts(
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
     if not found and least_usd < math.inf:
         raise NoCapacity(
-            f"prices have risen: the machines may cost ${least_usd:.2f} per hour, but the caps"
-            f" allow for ${max_usd_per_hour:.2f}"
+            f"the machines may now cost ${least_usd:.2f} per hour, but the caps allow for"
+            f" ${max_usd_per_hour:.2f}"
         )
     return found
 

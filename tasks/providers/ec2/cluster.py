@@ -92,7 +92,7 @@ class Ec2Cluster(RunningCluster):
                 self._note(attempt, error)
             if problem := self.end():
                 raise ProviderError(
-                    f"{problem}, so no more machines were requested; {until(self.lease)}"
+                    f"{problem}; no more machines were requested; {until(self.lease)}"
                 )
         else:
             raise NoCapacity(
@@ -241,9 +241,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        The error says why machines are missing. If no machine is missing, ignore the error. If
-        EC2's response is unclear, machines are found by their tags. Raises AwsRefused if this
-        search fails.
+        If machines are missing, the caller must raise the error. Otherwise, it must ignore the
+        error. If EC2's response is unclear, machines are found by their tags. Raises AwsRefused if
+        this search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)

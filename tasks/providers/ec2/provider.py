@@ -62,8 +62,9 @@ class Ec2Provider(Ec2Market, Provider):
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster, yield it, and end its machines after the block.
 
-        If the cluster's market has no capacity, and [ec2] `markets` includes "on-demand", the
-        cluster is launched on-demand. `seed` has no effect.
+        If the cluster's market has no capacity, the cluster is launched on-demand, if [ec2]
+        `markets` includes "on-demand" and `max_usd_per_hour` allows the price. `seed` has no
+        effect.
 
         Raises:
             LeaseUnreadable: if a lease cannot be read. Nothing is launched.
@@ -207,7 +208,8 @@ class Ec2Provider(Ec2Market, Provider):
         """End overdue launches, launches whose process has died, and leftover machines.
 
         A machine is left over if the deadline in its tags has passed. A machine of this SRIFT_HOME
-        is also left over if its lease has ended or is missing.
+        is also left over if its lease has ended or is missing. For the checked regions, see
+        reaper.py.
 
         Returns a sentence for each launch or machine that was ended or needs attention. Raises
         NotSwept if a region or lease file could not be checked, or if machines did not end.

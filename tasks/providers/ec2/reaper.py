@@ -55,7 +55,8 @@ class Reaper:
         """End the launches and machines that must end, in all known regions.
 
         Returns a sentence for each launch or machine that was ended or needs attention.
-        Raises NotSwept if a region or lease file could not be checked, or if machines did not end.
+        After all other work, raises NotSwept if a region or lease file could not be checked, or if
+        machines did not end.
         """
         with self.leases.locked():
             for lease_id in self.leases.ids():

@@ -109,7 +109,7 @@ def network_of(api: Ec2Api, region: str, choices: Ec2) -> tuple[str, Mapping[str
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if len(vpcs) != 1:
         raise NotSupported(
-            f"the subnets for machines in {region} must be in 1 VPC, but are in {len(vpcs)}: "
+            f"{len(vpcs)} VPCs have subnets for machines in {region}, but Srift needs exactly 1: "
             "list the subnets of one VPC in [ec2] subnet_ids, or tag only its subnets with "
             f"srift:deployment = {choices.deployment}"
         )

@@ -139,9 +139,10 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    Special case: a request is unanswered, and EC2 lists none of its machines after 45 minutes
-    (FORGOTTEN). All requested machines are then assumed to have run from the request until now, but
-    at most until 5 minutes (LATEST) after the deadline. This upper bound protects spending caps.
+    Special case: a request is unanswered, and after 45 minutes (FORGOTTEN), neither EC2 nor the
+    lease lists any of its machines. All requested machines are then assumed to have run from the
+    request until now, but at most until 5 minutes (LATEST) after the deadline. This upper bound
+    protects spending caps.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
