@@ -78,6 +78,9 @@ _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shap
 # Length scales of the features of the residual (rows.py): octaves of the batch, of machines and of
 # devices per machine; unevenness; octaves of speed.
 BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
+# Maximum number of inputs for which the factor of a covariance matrix is stored (18 MB). Computing
+# the factor for 777 inputs takes 0.2 s, a tenth of an answer.
+_MOST_STORED = 1500
 _FREEDOM = 2.0  # degrees of freedom of Student's t, the noise of rows with outliers
 
 
@@ -252,8 +255,10 @@ class StepProcess(GaussianProcess):
     covariance: StepCovariance
 
     def __getstate__(self) -> dict[str, object]:
-        # Computing them takes 0.2 s, a tenth of an answer.
-        return {**super().__getstate__(), "factor": self.factor, "weights": self.weights}
+        state = super().__getstate__()
+        if len(self.inputs) <= _MOST_STORED:
+            state |= {"factor": self.factor, "weights": self.weights}
+        return state
 
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: posterior mean minus prior mean of each term.

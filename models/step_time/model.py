@@ -285,7 +285,7 @@ class StepTimeModel:
         points = self.facts.points(cells, np.tile(batches, len(kinds)))
         seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
         fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
-        slope, intercept = np.reshape(fits, (-1, 2)).T
+        slope, intercept = np.transpose(fits)
         slope = np.maximum(slope, 0.05 * (seconds / batches).min(axis=1))
         return np.stack([np.maximum(intercept, 0.0), slope], axis=1)[which]
 

@@ -83,13 +83,12 @@ def allowance(
     if unknown:
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
-    price = dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
-    if dearest is not None:
-        price = dearest + len(launch.cluster.members) * _beside(workspace)
+    dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
+    beside = len(launch.cluster.members) * _beside(workspace)
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
     allowed = pure.allow(
-        price,
+        dearest and dearest + beside,
         once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
@@ -227,34 +226,47 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
     Raises:
         ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and
-            machines of an unknown launch wrote to the bucket since the start of the month and the
-            last statement. A launch is unknown if the warehouse, the file and the leases of this
+            machines of an unknown launch of this month wrote to the bucket since the last
+            statement. A launch is unknown if the warehouse, the file and the leases of this
             SRIFT_HOME lack it, and no other SRIFT_HOME reserves dollars for its refresh.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
-    stored, kept = workspace.mart("lease_spend"), leases.spent() or {}
     if stated is None and ec2.bucket:
-        store, folder = Store(connect(), ec2.regions[0], ec2.bucket), f"{ec2.prefix}/leases/"
-        stated_at = [name.removeprefix(_STATED) for name in kept if name.startswith(_STATED)]
-        since = max([pure.month_start(now), *map(datetime.fromisoformat, stated_at)])
-        files = [one["Key"] for one in store.listed(folder)[0] if one["LastModified"] >= since]
-        wrote = {key.removeprefix(folder).partition("/")[0] for key in files}
-        others = of_others(workspace, pure.month_start(now), before="")
-        running = tuple(f"{row['refresh_id']}-" for row in others)
-        new = sorted(wrote - {*stored["lease_id"], *kept, *leases.ids()})
-        if lost := [lease_id for lease_id in new if not lease_id.startswith(running)]:
-            raise ProviderError(
-                f"nothing was bought: machines of {', '.join(lost)} wrote to {ec2.bucket} this"
-                f" month, but their cost is missing in the warehouse and in {leases.spent_file}."
-                " Look up the month's cost in AWS's bill, and run"
-                " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
-            )
+        _refuse_unknown(workspace, ec2.bucket, now)
+    stored = workspace.mart("lease_spend")
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
     if stated is not None:
         known[f"{_STATED}{now.isoformat()}"] = max(0.0, stated - spent)
     leases.begin_spent({name: (month, usd) for name, usd in known.items()})
+
+
+def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
+    """Raise the ProviderError of `keep_spending` for unknown launches."""
+    ec2, leases, start = workspace.settings.ec2, Ec2Leases(workspace.home), pure.month_start(now)
+    folder = f"{ec2.prefix}/leases/"
+    # The ids of leases begin with the date.
+    files, _ = Store(connect(), ec2.regions[0], bucket).listed(f"{folder}{now:%Y%m}")
+    # Meanwhile, a launch may move from the reserved dollars to the folder of leases, and from there
+    # to the warehouse. They are read in this order, so that no launch is missed.
+    reserved = tuple(f"{row['refresh_id']}-" for row in of_others(workspace, start, before=""))
+    known = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *(leases.spent() or {})}
+    stated_at = [name.removeprefix(_STATED) for name in known if name.startswith(_STATED)]
+    since = max(map(datetime.fromisoformat, stated_at), default=start)
+    wrote = {
+        one["Key"].removeprefix(folder).partition("/")[0]
+        for one in files
+        if one["LastModified"] >= since
+    }
+    if lost := [name for name in sorted(wrote - known) if not name.startswith(reserved)]:
+        raise ProviderError(
+            f"nothing was bought: machines of {len(lost)} launches, such as {lost[0]}, wrote to"
+            f" {bucket} this month, but their cost is missing in the warehouse and in"
+            f" {leases.spent_file}. When these machines have ended, look up the month's cost in"
+            " AWS's bill, and run"
+            " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+        )
 
 
 def _spot_margin(workspace: Workspace) -> float | None:

@@ -92,11 +92,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 def _several_layers(model: nn.Module) -> list[nn.Module]:
     """Return the modules with several layers, to which switch checkpointing applies."""
-
-    def is_deep(module: nn.Module) -> bool:
-        return any(any(child.children()) for child in module.children())
-
-    found = _modules(model, _size(model) / _BLOCKS, is_deep)
+    found = _modules(
+        model,
+        _size(model) / _BLOCKS,
+        lambda module: any(any(child.children()) for child in module.children()),
+    )
     return [module for module in found if any(module.children())]
 
 

@@ -92,19 +92,19 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         champion = load_champion(workspace.home, provider)
         if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
             champion = _fitted_on_public(with_public_workloads(workspace))
+        workspace = with_public_workloads(workspace)
+        workload = _workload(workspace, question)  # reads all files of the workload's code and data
+        if champion is None:
+            raise WarehouseMissing(
+                f"there is no model of {provider} machines yet: run"
+                f" `{refresh_command(provider, '0')}`"
+            )
+        # Imports do not state allowed modes, so all measured modes are allowed.
+        if name not in workspace.settings.workloads and not shape:
+            workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
         # Opening the warehouse again for each read would be slow. Planning is slow, too, so the
         # warehouse is closed before, and other processes can write.
         with workspace.warehouse.read():
-            workspace = with_public_workloads(workspace)
-            workload = _workload(workspace, question)
-            if champion is None:
-                raise WarehouseMissing(
-                    f"there is no model of {provider} machines yet: run"
-                    f" `{refresh_command(provider, '0')}`"
-                )
-            # Imports do not state allowed modes, so all measured modes are allowed.
-            if name not in workspace.settings.workloads and not shape:
-                workload = replace(workload, modes=champion.model.modes_of(name) or workload.modes)
             offers = current_offers(workspace)
             runs = measured_setups(workspace.warehouse, provider, [name])
             case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)

@@ -94,7 +94,11 @@ class Mirror:
         refuses an upload or a local file cannot be read, the next call tries again.
         """
         with self._lock, suppress(AwsRefused, OSError):
-            files = self._of_controller()
+            files = {
+                path.relative_to(self.mailbox).as_posix(): path.read_bytes()
+                for path in (*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*"))
+                if not path.name.startswith(".")  # a file that is being written
+            }
             current = {name: one for name, one in self._machines.items() if one.current}
             for userid, machine in current.items():
                 node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
@@ -148,15 +152,6 @@ class Mirror:
             return False
         self._have[stored["Key"]] = stored["ETag"], stored["LastModified"]
         return True
-
-    def _of_controller(self) -> dict[str, bytes]:
-        """Return {name: content} of the mailbox files that this process sends to every machine."""
-        paths = [*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*")]
-        return {
-            path.relative_to(self.mailbox).as_posix(): path.read_bytes()
-            for path in paths
-            if not path.name.startswith(".")  # a file that is being written
-        }
 
     def _bring(self, userid: str, files: Mapping[str, bytes]) -> None:
         """Upload new and changed files for the machine with the aws:userid `userid`.

@@ -151,7 +151,7 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
     spot = market == "spot"
     overrides = [
         {"InstanceType": group.type_name, "SubnetId": spec.subnets[zone]}
-        | ({"MaxPrice": f"{bid:.4f}"} if spot else {})
+        | ({"MaxPrice": f"{bid - 4.99e-5:.4f}"} if spot else {})  # rounded down
         for zone, bid in group.bids.items()
     ]
     gang = {
