@@ -61,7 +61,7 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 
 
 def ask_offers(workspace: Workspace, now: datetime) -> list[Offer]:
-    """Return the provider's current offers. Raises ProviderError if there is no answer."""
+    """Return the provider's current offers. Raises ProviderError if the provider does not answer."""
     return workspace.provider.offers(now)
 
 
