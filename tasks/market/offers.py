@@ -61,7 +61,10 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
 
 
 def ask_offers(workspace: Workspace, now: datetime) -> list[Offer]:
-    """Return the provider's current offers. Raises ProviderError if the provider does not answer."""
+    """Return the provider's current offers.
+
+    Raises ProviderError if the provider does not answer.
+    """
     return workspace.provider.offers(now)
 
 
