@@ -1,5 +1,6 @@
 """Enumerate the runs that a campaign may buy, and estimate the seconds of each run."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -114,6 +115,10 @@ class PlannedRun:
         """The key of the setup; see `domain.setup_table.setup_key`."""
         return row_key(self.row(), {})
 
+    @cached_property
+    def features(self) -> list[int]:
+        return features_of(self.key)
+
     def row(self) -> dict[str, object]:
         """Return the columns of a measurement row that are known before the run.
 
@@ -130,6 +135,21 @@ class PlannedRun:
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }
+
+
+def features_of(key: Key) -> list[int]:
+    """Return the hashes of the four features of a run. They are looked up a million times."""
+    workload, mode, machines, steps = key
+    cluster = tuple(name for name, _, _ in machines)
+    batch = steps * sum(count * share for _, count, share in machines)
+    # There are few clusters of equal machines, so they are counted separately from mixed clusters.
+    mixture = len(cluster), len(set(cluster))
+    return [
+        hash(("cluster", cluster)),
+        hash(("workload and cluster", workload, mode, cluster)),
+        hash(("workload and mixture", workload, mode, mixture)),
+        hash(("workload and batch", workload, mode, batch, steps)),
+    ]
 
 
 @lru_cache(maxsize=4096)  # 16 machines have 65,535 subsets
@@ -383,6 +403,9 @@ class Schedule:
 
     def __init__(self, cluster: Cluster) -> None:
         self.names = cluster.type_names
+        self.nodes = defaultdict[str, list[int]](list)
+        for node, name in enumerate(self.names):
+            self.nodes[name].append(node)
         self.alone_s = [0.0] * len(self.names)
         self.together_s = 0.0
 
@@ -408,5 +431,4 @@ class Schedule:
 
     def _idlest(self, run: PlannedRun) -> int:
         """Return the index of the least busy machine that has the instance type of `run`."""
-        nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
-        return min(nodes, key=self.alone_s.__getitem__)
+        return min(self.nodes[run.members[0]], key=self.alone_s.__getitem__)

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,7 @@ import pandas as pd
 from ..domain.numeric import FloatArray
 from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
 from ..domain.workload import label
-from .candidates import Model, PlannedRun
+from .candidates import Model, PlannedRun, features_of
 from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
 
 Feature = tuple[Any, ...]
@@ -113,15 +112,15 @@ class Knowledge:
             `_identity`).
         doubted: instance types whose predictions are not used, because they drift or all their runs
             are too old. A type drifts if too many new runs lie outside their predicted intervals.
-        seen: {feature: number of measured and planned runs that have it}. The docstring of the
-            module defines the four features of a run.
+        seen: {hash of a feature: number of measured and planned runs that have the feature}. The
+            docstring of the module defines the four features of a run.
         model: the predictions of the model in use; None if there is no model.
         values: for each workload, the values of the runs that the model can predict.
     """
 
     done: set[Feature]
     doubted: frozenset[str]
-    seen: Counter[Feature]
+    seen: Counter[int]
     model: Model | None = None
     values: dict[str, WorkloadValues] = field(default_factory=dict)
 
@@ -132,7 +131,7 @@ class Knowledge:
         `devices` has the number of devices of each instance type. A run that failed twice is not
         bought again.
         """
-        done, seen = set[Feature](), Counter[Feature]()
+        done, seen = set[Feature](), Counter[int]()
         before = pd.to_datetime(past.stale_before or datetime.min, utc=True)
         drifted = {name: pd.to_datetime(at, utc=True) for name, at in past.drifting.items()}
         measured_at = pd.to_datetime(column(past.runs, "measured_at", None), utc=True)
@@ -145,7 +144,7 @@ class Knowledge:
                 continue
             fresh.update(names)
             key = row_key(row, devices)
-            seen.update(_features(key))
+            seen.update(features_of(key))
             done.add(("train", key))
         for row in rows_of(past.profiles):
             profile = row | {"kind": "profile", "cluster": f"1x{row['instance_type']}"}
@@ -198,7 +197,7 @@ class Knowledge:
         """Return the value of the training run `run` (see the module's docstring)."""
         saved = self.saves(run)
         if saved is None:
-            return sum(1 / (1 + self.seen[feature]) for feature in _features(run.key))
+            return sum(1 / (1 + self.seen.get(feature, 0)) for feature in run.features)
         return _REGRET_VALUE * saved
 
     def add(self, run: PlannedRun) -> None:
@@ -206,7 +205,7 @@ class Knowledge:
         if run.kind != "train":
             self.done.add(_identity(run.row(), {}))
             return
-        self.seen.update(_features(run.key))
+        self.seen.update(run.features)
         values = self.values.get(run.workload)
         if values is not None and run in values.places:
             self.values[run.workload] = values.after(run)
@@ -246,21 +245,6 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
         return kind, row_key(row, devices)
     trained = row["workload"], mode_of(row)
     return kind, (trained, members[0]) if kind == "profile" else members
-
-
-@cache
-def _features(key: Key) -> list[Feature]:
-    workload, mode, machines, steps = key
-    cluster = tuple(name for name, _, _ in machines)
-    batch = steps * sum(count * share for _, count, share in machines)
-    # There are few clusters of equal machines, so they are counted separately from mixed clusters.
-    mixture = len(cluster), len(set(cluster))
-    return [
-        ("cluster", cluster),
-        ("workload and cluster", workload, mode, cluster),
-        ("workload and mixture", workload, mode, mixture),
-        ("workload and batch", workload, mode, batch, steps),
-    ]
 
 
 def _valued(

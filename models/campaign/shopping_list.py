@@ -43,6 +43,7 @@ from .value_of_information import LEAST_CHANCE, LEAST_REGRET
 # If more clusters are possible in a zone, some are skipped (see planner/enumeration.py).
 MOST_CLUSTERS = 600
 _ELASTIC_WORK_S = 30.0  # approximate seconds of training in an elastic run, without the lost time
+_ROUNDS = 2.0**33 + 1  # rounds a float to 53 - 33 bits [Dekker 1971]
 _LEARNING_SHARE = 2 / 3  # maximum share of the caps for runs that check convergence
 # A training run whose four features are new has the value 4. A probe (a sweep of all-reduces) helps
 # every workload on the cluster. A profile has the highest value: without a profile, no run of its
@@ -365,8 +366,9 @@ def _fill(
         if schedule.seconds_with(run) > most_s:
             continue
         value = trial.value(run)
-        if heap and -_per_second(value, run) > heap[0][0]:
-            heapq.heappush(heap, (-_per_second(value, run), at))
+        order = -_per_second(value, run)
+        if heap and order > heap[0][0]:
+            heapq.heappush(heap, (order, at))
             continue
         before_s = costs.billed_s(schedule.seconds - first_s)
         after_s = costs.billed_s(schedule.seconds - first_s + run.est_s)
@@ -382,8 +384,10 @@ def _fill(
 
 
 def _per_second(value: float, run: PlannedRun) -> float:
-    """Return the value per second of `run`, rounded to six significant digits.
+    """Return the value per second of `run`, rounded to 20 bits.
 
     Without rounding, floating-point errors would decide the order of runs with equal values.
     """
-    return float(f"{value / run.est_s:.6g}")
+    exact = value / run.est_s
+    shifted = exact * _ROUNDS
+    return shifted - (shifted - exact)
