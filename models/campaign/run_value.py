@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import Key, column, mode_of, row_key, rows_of, setup_key, types_of
+from ..domain.setup_table import column, mode_of, row_key, rows_of, setup_key, types_of
 from ..domain.workload import label
 from .candidates import Model, PlannedRun, features_of
 from .value_of_information import Belief, ChoiceSet, OpenChoice, run_values
