@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,11 +31,11 @@ ABOUT_EC2 = ("--provider", "ec2", "--deadline", "12h", "--samples", "10000000", 
 _FIRST_DAY = pd.Timestamp("2020-01-01")
 
 
-def srift(home: Path, *words: str) -> None:
-    """Run `srift` in a new process. Raises CalledProcessError."""
+def srift(home: Path, *words: str, tree: Path = ROOT) -> None:
+    """Run `srift` of the checkout `tree` in a new process. Raises CalledProcessError."""
     command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
-    environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(tree)}
+    subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -49,7 +49,20 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
     return median(found)
 
 
-def fill_home(home: Path, rows: int) -> int:
+def ratio(words: Sequence[str], homes: Mapping[Path, Path], repeats: int) -> float:
+    """Median over `repeats` turns of the seconds in the first checkout over those in the second.
+
+    homes: {checkout: its home} of the two checkouts.
+    """
+    (tree, home), (other, place) = homes.items()
+    found = []
+    for _ in range(repeats):
+        here = seconds(lambda: srift(home, *words, tree=tree), 1)
+        found.append(here / seconds(lambda: srift(place, *words, tree=other), 1))
+    return median(found)
+
+
+def fill_home(home: Path, rows: int, tree: Path = ROOT) -> int:
     """Import `rows` public rows or more, each copy of another day, and publish."""
     measured = pd.read_parquet(MEASUREMENTS)
     copies = -(-rows // len(measured))
@@ -57,8 +70,8 @@ def fill_home(home: Path, rows: int) -> int:
     home.mkdir(parents=True)
     file = home / "rows.csv"
     pd.concat([measured.assign(measured_at=day) for day in days]).to_csv(file, index=False)
-    srift(home, "import", str(file), "--workloads", str(FACTS))
-    srift(home, "refresh", "--provider", "ec2", "--max-usd", "0")
+    srift(home, "import", str(file), "--workloads", str(FACTS), tree=tree)
+    srift(home, "refresh", "--provider", "ec2", "--max-usd", "0", tree=tree)
     return copies * len(measured)
 
 
@@ -106,8 +119,13 @@ def ask(path: Path) -> None:
         table.execute(QUESTION.read_text()).fetchall()
 
 
-def main(rows: int = 30_000, repeats: int = 5, write: Write = False) -> None:
-    """Print seconds of the commands and of the question."""
+def main(
+    rows: int = 30_000, repeats: int = 5, against: Path | None = None, write: Write = False
+) -> None:
+    """Print seconds of the commands and of the question.
+
+    `--against` is another checkout, with whose commands ours are compared in turns.
+    """
     claims = []
 
     def add(claim: str, limit_s: float | None, call: Callable[[], Any], times: int) -> None:
@@ -123,6 +141,13 @@ def main(rows: int = 30_000, repeats: int = 5, write: Write = False) -> None:
         add(question, 2.0, lambda: srift(home, "recommend", WORKLOAD, *ABOUT_EC2), repeats)
         add("`srift --help`", 0.3, lambda: srift(home, "--help"), repeats)
         add("`srift table`", 1.0, lambda: srift(home, "table"), repeats)
+        if against is not None:
+            homes = {ROOT: home, against: Path(folder) / "other"}
+            fill_home(homes[against], rows, against)
+            for name, words in (("recommend", (WORKLOAD, *ABOUT_EC2)), ("table", ())):
+                share = ratio([name, *words], homes, repeats)
+                claim = f"`srift {name}`, seconds over those of {against.name}"
+                claims.append(Claim(claim, "0.6", f"{share:.2f}", share <= 0.6))
         warehouse = Warehouse(home / "warehouse.duckdb")
         add_nights(warehouse)
         published = export(warehouse, Path(folder) / "published")[-1]
