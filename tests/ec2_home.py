@@ -14,13 +14,13 @@ from tests.fake_ec2 import FakeAws, Killed
 BOOT_S = 180.0  # until a machine sets its own end, at most
 
 
-def worst_usd(found, volume_gib, deadline_s):
+def worst_usd(found, terms, deadline_s):
     """The most that all attempts can cost, whatever becomes of the controller.
 
     The dearest attempt to the end, and a minute of every other: an attempt's machines are gone
     before the next one.
     """
-    more = most_usd_per_hour_beside(volume_gib)
+    more = most_usd_per_hour_beside(terms)
     each = [
         sum(group.size * (max(group.bids.values()) + more) for group in attempt.groups)
         for attempt in found

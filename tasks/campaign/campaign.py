@@ -38,6 +38,7 @@ from ..execution.session import not_served, serve
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
+from ..node.data import Download
 from ..node.record import DATA, INSTALL, MACHINE
 from ..recommendation.case import SEED, comparable, contending, supply_of, with_usual_goals
 from ..reporting.progress import reporter
@@ -325,17 +326,19 @@ def serve_launch(
     carrier = DataCarrier(workspace)
     plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
     tally.data |= {plan.name: plan for plan in plans}
+    tally.bucket_region = carrier.bucket_region
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))
     job = job_of(
         launch,
         workspace.settings,
         lease_id=lease_id,
         deadline_s=allowed.deadline_s,
-        data={plan.name: plan.place for plan in plans},
+        data={plan.name: Download(plan.place, *plan.limits) for plan in plans},
     )
     if allowed.refusal:
         return not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
-    tally.usd += sum(plan.upload_usd for plan in plans)
+    if workspace.spends_money:  # local hosts cost imaginary dollars
+        tally.usd += sum(plan.once_usd for plan in plans)
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
     lacking = {plan.name: plan.problem for plan in plans if plan.problem}

@@ -71,6 +71,7 @@ def planned(
     worst_usd: the worst-case cost; None for refused launches and local hosts.
     """
     carrier = DataCarrier(workspace)
+    tally.bucket_region = carrier.bucket_region
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)

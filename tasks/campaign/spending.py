@@ -29,7 +29,7 @@ from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable, ProviderError
 from ..providers.ec2.api import Store, connect
 from ..providers.ec2.attempts import SPOT_MARGIN
-from ..providers.ec2.leases import Ec2Leases
+from ..providers.ec2.leases import STATED, Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
@@ -43,7 +43,6 @@ LEAST_INSTALL_S = INSTALL_S / 5
 # hypervisor may take CPU time from a virtual machine for minutes. Waiting costs money only on EC2.
 _LOCAL_PATIENCE, _EC2_PATIENCE = 1.0, 0.25
 PRICES_LAST = timedelta(days=180)  # a launch is refused if its prices are older
-_STATED = "stated-"  # the file of costs has a statement under this prefix and its time
 _WARNED = 0.8  # the user is warned if more than this share of the month's dollars is used
 RELEASE_S = 2.0  # seconds that machines are billed after the request to end them
 
@@ -84,12 +83,13 @@ def allowance(
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
     dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
-    beside = len(launch.cluster.members) * _beside(workspace)
+    regions = launch.cluster.members[0].region, tally.bucket_region
+    beside = most_usd_per_hour_beside(workspace.settings.ec2, *regions)
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
     allowed = pure.allow(
-        dearest and dearest + beside,
-        once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
+        dearest and dearest + len(launch.cluster.members) * beside,
+        once_usd=sum(plan.once_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
@@ -226,9 +226,9 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
     Raises:
         ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and
-            machines of an unknown launch of this month wrote to the bucket since the last
-            statement. A launch is unknown if the warehouse, the file and the leases of this
-            SRIFT_HOME lack it, and no other SRIFT_HOME reserves dollars for its refresh.
+            machines of an unknown launch wrote to the bucket this month, after the last statement.
+            A launch is unknown if the warehouse, the file and the leases of this SRIFT_HOME lack
+            it, and no other SRIFT_HOME reserves dollars for its refresh.
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
@@ -238,22 +238,24 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
     stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
     known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
     if stated is not None:
-        known[f"{_STATED}{now.isoformat()}"] = max(0.0, stated - spent)
+        known[f"{STATED}{now.isoformat()}"] = max(0.0, stated - spent)
     leases.begin_spent({name: (month, usd) for name, usd in known.items()})
 
 
 def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     """Raise the ProviderError of `keep_spending` for unknown launches."""
     ec2, leases, start = workspace.settings.ec2, Ec2Leases(workspace.home), pure.month_start(now)
-    folder = f"{ec2.prefix}/leases/"
-    # The ids of leases begin with the date.
-    files, _ = Store(connect(), ec2.regions[0], bucket).listed(f"{folder}{now:%Y%m}")
+    folder, store = f"{ec2.prefix}/leases/", Store(connect(), ec2.regions[0], bucket)
+    # The ids of leases begin with the date. A launch of last month may still cost money. An older
+    # launch has ended, because a campaign lasts at most a week (`claims` has the same bound).
+    months = {f"{day:%Y%m}" for day in (now, start - timedelta(days=1))}
+    files = [file for month in months for file in store.listed(folder + month)[0]]
     # Meanwhile, a launch may move from the reserved dollars to the folder of leases, and from there
     # to the warehouse. They are read in this order, so that no launch is missed.
     reserved = tuple(f"{row['refresh_id']}-" for row in of_others(workspace, start, before=""))
     known = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *(leases.spent() or {})}
-    stated_at = [name.removeprefix(_STATED) for name in known if name.startswith(_STATED)]
-    since = max(map(datetime.fromisoformat, stated_at), default=start)
+    stated_at = [name.removeprefix(STATED) for name in known if name.startswith(STATED)]
+    since = max([start, *map(datetime.fromisoformat, stated_at)])
     wrote = {
         one["Key"].removeprefix(folder).partition("/")[0]
         for one in files
@@ -278,14 +280,6 @@ def _spot_margin(workspace: Workspace) -> float | None:
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
 
-def _beside(workspace: Workspace) -> float:
-    """Return the maximum dollars per hour that a machine costs besides its instance price.
-
-    The dollars are for the volume, the public IP address and S3 requests.
-    """
-    return most_usd_per_hour_beside(workspace.settings.ec2.volume_gib)
-
-
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost of a launch in dollars, if its machines run until its deadline.
 
@@ -300,9 +294,10 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     rate = max(lease.usd_per_hour or 0.0, listed)
     if rate <= 0:
         return None
+    rate += len(names) * most_usd_per_hour_beside(workspace.settings.ec2)
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
     downloads_usd = lease.usd_until(lease.started_at) or 0.0  # and each machine's minimum charge
-    return pure.worst_usd(rate + len(names) * _beside(workspace), lasts_s) + downloads_usd
+    return pure.worst_usd(rate, lasts_s) + downloads_usd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -321,6 +316,7 @@ class Tally:
         refused: clusters that the provider could not supply, or that had a machine with missing
             devices.
         data: {workload: the plan to transfer its data to the machines}.
+        bucket_region: the region of [ec2] `bucket`; empty if unknown.
         lacking: {workload: the reason why the workload cannot be measured}.
     """
 
@@ -334,6 +330,7 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     refused: list[Cluster] = field(default_factory=list)
     data: dict[str, DataPlan] = field(default_factory=dict)
+    bucket_region: str = ""
     lacking: dict[str, str] = field(default_factory=dict)
 
     @classmethod

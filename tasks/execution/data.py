@@ -24,7 +24,7 @@ from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2.api import Clients, Ec2Api, Store, asking, connect
 from ..providers.ec2.leases import Ec2Leases
-from ..providers.ec2.prices import download_usd, upload_usd
+from ..providers.ec2.prices import download_usd, internet_usd, upload_usd
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
 from ..workspace.workload_data import (
@@ -54,8 +54,10 @@ class DataPlan:
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch" (from S3 to this computer), "upload" (to S3), or empty if no transfer is needed.
+    limits: the maximum bytes and files of the download to one machine.
     download_usd: the maximum cost in dollars of the download to one machine.
-    upload_usd: the maximum cost in dollars to upload the folder and store it for a month.
+    once_usd: the maximum cost in dollars of the move. An upload includes storage for a month. A
+        fetch to this computer costs as much as a transfer over the internet.
     problem: why the data cannot be used; empty if there is no problem.
     """
 
@@ -64,8 +66,9 @@ class DataPlan:
     files: Mapping[str, int] | None = None
     region: str = ""
     move: str = ""
+    limits: tuple[int, int] = (0, 0)
     download_usd: float = 0.0
-    upload_usd: float = 0.0
+    once_usd: float = 0.0
     problem: str = ""
 
     @property
@@ -76,8 +79,8 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
-        if self.download_usd + self.upload_usd >= 0.005:  # at least one cent after rounding
-            what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
+        if self.download_usd + self.once_usd >= 0.005:  # at least one cent after rounding
+            what += f", at most ${self.once_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
 
@@ -112,13 +115,13 @@ class DataCarrier:
                     self._planned[name] = self._plan(name, data)
                 plan = self._planned[name]
                 if plan.place.startswith(S3):
-                    ec2, size, count = self._settings.ec2, plan.size, len(plan.files or ())
-                    if size is None:  # a machine downloads no more than its volume holds
-                        size, count = ec2.volume_gib * GIB, MOST_FILES
+                    ec2, limits = self._settings.ec2, (plan.size or 0, len(plan.files or ()))
+                    if plan.size is None:  # a machine downloads no more than its volume holds
+                        limits = ec2.volume_gib * GIB, MOST_FILES
                     usd = download_usd(
-                        size, count, source=plan.region, region=region, public=ec2.public
+                        *limits, source=plan.region, region=region, public=ec2.public
                     )
-                    plan = replace(plan, download_usd=usd)
+                    plan = replace(plan, limits=limits, download_usd=usd)
                 taken += plan.size or 0
                 if plan.size and self._workspace.spends_money:
                     self._refuse_too_much(taken, region)
@@ -130,10 +133,10 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
 
-        If the transfer fails, the returned plan has a `problem`. The cost of an upload and the size
-        of downloads are stored in the warehouse before the transfer.
+        If the transfer fails, the returned plan has a `problem`. The cost of the transfer and the
+        size of downloads are stored in the warehouse before the transfer.
 
-        refresh_id: the refresh to which the cost of the upload is charged.
+        refresh_id: the refresh to which the cost of the transfer is charged.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse
@@ -151,22 +154,22 @@ class DataCarrier:
                 append(connection, "raw_downloads", [row])
         if not plan.move or data is None:
             return plan
-        if plan.upload_usd:
+        if plan.once_usd:
             charge = f"{plan.place}{now:%Y-%m}"
             row = {
                 "lease_id": charge,
-                "provider": self._workspace.provider.name,
+                "provider": "ec2",  # AWS also bills data that local hosts read
                 "refresh_id": refresh_id,
                 "cluster": "data",
                 "market": "",
                 "started_at": now,
                 "ended_at": now,
-                "usd": plan.upload_usd,
-                "outcome": "uploaded",
+                "usd": plan.once_usd,
+                "outcome": f"{plan.move}ed",
             }
             with warehouse.transact() as connection:
                 append(connection, "raw_leases", [row])
-            Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
+            Ec2Leases(self._settings.home).note_spent(charge, now, plan.once_usd)
         try:
             if isinstance(data.source, Path):
                 self._move(plan, data.source, self._uploaded(data))
@@ -178,7 +181,7 @@ class DataCarrier:
         except (BadData, ProviderError, OSError) as error:
             problem = f"its data could not be {plan.move}ed: {error}; refresh again"
             return DataPlan(name=plan.name, problem=problem)
-        return replace(plan, move="", upload_usd=0.0)
+        return replace(plan, move="", once_usd=0.0)
 
     def _plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
@@ -192,18 +195,16 @@ class DataCarrier:
                 raise BadData("the data files changed after the refresh began: refresh again")
             if local:
                 return DataPlan(name=name, place=str(data.source), files=files)
-            region, address = "", self._uploaded(data)
-            with suppress(ProviderError):  # without credentials, the region stays unknown
-                _, region = self._stored(address)
+            address = self._uploaded(data)
             paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
             is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
             return DataPlan(
                 name=name,
                 place=str(address),
                 files=files,
-                region=region,
+                region=self.bucket_region,
                 move="upload",
-                upload_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+                once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
             )
         if not local:
             region = ""
@@ -216,7 +217,7 @@ class DataCarrier:
         folder = data.fetched_below(self._settings.home)
         if folder.is_dir():
             return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        files, _ = self._listed(data.source)
+        files, region = self._listed(data.source)
         home, size = self._settings.home, sum(files.values())
         free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
         if size > free - _LEFT_FREE_BYTES:
@@ -225,7 +226,8 @@ class DataCarrier:
                 f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a larger"
                 f" disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to FOLDER"
             )
-        return DataPlan(name=name, place=str(folder), files=files, move="fetch")
+        usd = internet_usd(size, region)
+        return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
 
     def _stored(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""
@@ -298,6 +300,15 @@ class DataCarrier:
         for name, size in files.items():
             if not _has(folder / name, size):
                 raise BadData(f"the size of file {name} changed during the transfer")
+
+    @cached_property
+    def bucket_region(self) -> str:
+        """Return the region of [ec2] `bucket`; empty if unknown, or if no EC2 machine uses it."""
+        ec2, region = self._settings.ec2, ""
+        if ec2.bucket and self._workspace.spends_money:
+            with suppress(ProviderError):  # without credentials, the region stays unknown
+                _, region = self._stored(Address(bucket=ec2.bucket, prefix=f"{ec2.prefix}/data/-/"))
+        return region
 
     @cached_property
     def _api(self) -> Ec2Api:

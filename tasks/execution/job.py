@@ -19,7 +19,7 @@ from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
-from ..node.data import S3
+from ..node.data import S3, Download
 from ..node.record import (
     ANY,
     CPU,
@@ -49,6 +49,7 @@ class Job:
     run_setups: {run id: setup}, stored with the measurements. A setup is {column: value}, such as
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
+    data: {workload: the place of its data, with the limits of its download}.
     lose_after_s: {id of an elastic run: seconds}. An elastic run measures how much time a lost
         machine costs. Srift stops the machine with the highest rank this long after the run starts.
     """
@@ -65,11 +66,16 @@ class Job:
     download_usd: float = 0.0  # maximum dollars for the data that one machine downloads
     patience_s: float = 0.0  # seconds for repeating disturbed measurements
     lose_after_s: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Download] = field(default_factory=dict)
 
     @property
-    def fetched(self) -> dict[str, str]:
-        """Return the data sets that every machine downloads, as {digest: S3 address}."""
-        return {spec.data_digest: spec.data for spec, _ in self.files if spec.data.startswith(S3)}
+    def fetched(self) -> dict[str, Download]:
+        """Return the data sets that every machine downloads, as {digest: download}."""
+        return {
+            spec.data_digest: self.data[spec.name]
+            for spec, _ in self.files
+            if spec.data.startswith(S3)
+        }
 
 
 @dataclass(kw_only=True)
@@ -166,11 +172,12 @@ def job_of(
     *,
     lease_id: str,
     deadline_s: float,
-    data: Mapping[str, str],
+    data: Mapping[str, Download],
 ) -> Job:
     """Return the job for `launch`. The id of a run is `lease_id` followed by a number.
 
-    data: {workload: the folder or S3 address from which machines read its data}.
+    data: {workload: the folder or S3 address from which machines read its data, with the limits of
+        a download from S3}.
 
     Raises:
         SettingsError: if a workload's code cannot be sent to machines, or if [ec2] emulated is set
@@ -185,7 +192,7 @@ def job_of(
         spec, source = settings.travelling(name)
         if local and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
-        files.append((replace(spec, data=data.get(name, "")), source))
+        files.append((replace(spec, data=data[name].address if name in data else ""), source))
     digests = {spec.name: spec.digest for spec, _ in files}
     items, run_setups, lose_after_s = [], {}, {}
     for number, wanted in enumerate(launch.items):
@@ -204,6 +211,7 @@ def job_of(
         items=tuple(items),
         run_setups=run_setups,
         files=files,
+        data=data,
         seed=seed,
         deadline_s=deadline_s,
         lose_after_s=lose_after_s,

@@ -1,7 +1,7 @@
 """Track the machines of a running launch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from ..node.data import FAILED, READY
 from ..providers.base import NodeState, RunningCluster
@@ -15,7 +15,7 @@ class Machines:
 
     The provider and the machines themselves report the states.
 
-    data: {digest: S3 address} of the data that each machine downloads.
+    data: the digests of the data that each machine downloads.
     stop_at: the time on `clock` at which the refresh has no time or money left.
     awaited: the machines that have not reported their start, or are still downloading data.
     gone: the machines that are lost.
@@ -28,7 +28,7 @@ class Machines:
         mailbox: Mailbox,
         stop_at: float,
         clock: Clock,
-        data: Mapping[str, str],
+        data: Collection[str],
     ) -> None:
         self.running, self.mailbox, self.data = running, mailbox, data
         self.stop_at, self.clock = stop_at, clock

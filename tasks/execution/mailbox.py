@@ -13,6 +13,7 @@ from typing import Any
 from models.domain.cluster import Cluster, Offer
 
 from ..node.data import FILE as DATA_FILE
+from ..node.data import Download
 from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
@@ -63,13 +64,10 @@ class Mailbox:
         """Write the plan of an attempt for the machines. A new attempt number restarts torchrun."""
         write_json(self.path / "plan.json", plan)
 
-    def put_data(self, addresses: Mapping[str, str]) -> None:
-        """Tell machines which data to download.
-
-        addresses: {digest of the data: S3 address}.
-        """
-        if addresses:
-            write_json(self.path / DATA_FILE, {"data": addresses})
+    def put_data(self, downloads: Mapping[str, Download]) -> None:
+        """Tell machines which data to download, as {digest of the data: download}."""
+        if downloads:
+            write_json(self.path / DATA_FILE, {"data": downloads})
 
     def data_of(self, node: int) -> dict[str, Row]:
         """Return the state of each download to machine `node`, as {digest of the data: state}.

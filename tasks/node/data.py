@@ -6,7 +6,7 @@ machine, downloads the objects below the S3 address.
 
 Files in the mailbox folder, where `digest` is the workload's `data_digest`:
 
-    data.json               {"data": {digest: address}}, written by the controller before the plan
+    data.json               {"data": {digest: Download}}, written by the controller before the plan
     node-<i>/data.json      {digest: {"state": "fetching" or "ready"}}, or after a failure
                             {digest: {"state": "failed", "reason": "..."}}
     data/<digest>/          the downloaded objects
@@ -16,6 +16,7 @@ Files in the mailbox folder, where `digest` is the workload's `data_digest`:
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from .record import WorkloadFile
 
@@ -25,6 +26,14 @@ FILE = "data.json"
 KEPT_FREE_BYTES = 5 * 2**30
 FAILURE = ".failed"  # suffix of a file beside a data folder, with the reason of a failed download
 FETCHING, READY, FAILED = "fetching", "ready", "failed"
+
+
+class Download(NamedTuple):
+    """An S3 address, and the numbers of bytes and files that one machine may download from it."""
+
+    address: str
+    most_bytes: int
+    most_files: int
 
 
 class DataMissing(Exception):

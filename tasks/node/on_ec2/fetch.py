@@ -6,7 +6,7 @@ fails, the reason is written to a file beside the folder (see data.py).
 
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,17 @@ from typing import Any
 
 from s3transfer.manager import TransferManager
 
-from ..data import FAILED, FAILURE, FETCHING, KEPT_FREE_BYTES, READY, S3, files_of, folder_of
+from ..data import (
+    FAILED,
+    FAILURE,
+    FETCHING,
+    KEPT_FREE_BYTES,
+    READY,
+    S3,
+    Download,
+    files_of,
+    folder_of,
+)
 from ..record import write_file
 
 
@@ -31,24 +41,25 @@ class Fetcher:
     client: Any
     states: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def request(self, addresses: Mapping[str, str]) -> None:
+    def request(self, downloads: Mapping[str, Sequence[Any]]) -> None:
         """Start a thread that downloads the data, unless an earlier call has started the thread.
 
-        addresses: {digest of a workload's data: S3 address}, the same in every call.
+        downloads: {digest of a workload's data: values of a `Download`}, the same in every call.
         """
         if not self.states:
-            self.states |= {digest: {"state": FETCHING} for digest in addresses}
-            threading.Thread(target=self.fetch_all, args=(addresses,), daemon=True).start()
+            self.states |= {digest: {"state": FETCHING} for digest in downloads}
+            threading.Thread(target=self.fetch_all, args=(downloads,), daemon=True).start()
 
-    def fetch_all(self, addresses: Mapping[str, str]) -> None:
+    def fetch_all(self, downloads: Mapping[str, Sequence[Any]]) -> None:
         """Download the data of one address after another, and store the outcomes in `states`."""
-        for digest, address in addresses.items():
+        for digest, values in downloads.items():
+            download = Download(*values)
             try:
-                self._fetch(digest, address)
+                self._fetch(digest, download)
                 self.states[digest] = {"state": READY}
             except Exception as error:  # the controller waits for an outcome
                 reason = (
-                    f"the data of {address} could not be downloaded: {error}"
+                    f"the data of {download.address} could not be downloaded: {error}"
                     " (`srift doctor --provider ec2` checks the permissions of the machines' role)"
                 )
                 with suppress(OSError):  # if the disk is full, `states` still has the reason
@@ -56,22 +67,30 @@ class Fetcher:
                     write_file(path, reason.encode())
                 self.states[digest] = {"state": FAILED, "reason": reason}
 
-    def _fetch(self, digest: str, address: str) -> None:
-        """Download all objects below `address`, and store them as the folder of `digest`.
+    def _fetch(self, digest: str, download: Download) -> None:
+        """Download all objects below the address, and store them as the folder of `digest`.
 
         Objects are first downloaded into the folder `<digest>.part`. After the last download, this
         folder is renamed to `<digest>`.
 
-        Raises ValueError if there are no objects, if a key cannot be a file name, or if the disk is
-        too small. Also raises OSError and the errors of boto3.
+        Raises ValueError if there are no objects, if they exceed the limits of `download`, if a key
+        cannot be a file name, or if the disk is too small. Also raises OSError and the errors of
+        boto3.
         """
-        bucket, _, prefix = address.removeprefix(S3).partition("/")
+        bucket, _, prefix = download.address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         sizes = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
         keys = files_of(sizes, prefix)
         if not keys:
             raise ValueError("there are no objects below this S3 address")
-        lacking = sum(sizes.values()) + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
+        size = sum(sizes[key] for key in keys.values())
+        if size > download.most_bytes or len(keys) > download.most_files:
+            raise ValueError(  # the caps on dollars count no more than the limits
+                f"the address has grown to {size} bytes in {len(keys)} objects, but this launch may"
+                f" download {download.most_bytes} bytes in {download.most_files} objects. Let no"
+                " other program write there, and refresh again"
+            )
+        lacking = size + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
         if lacking > 0:
             raise ValueError(
                 "the disk is too small: raise `volume_gib` in the section [ec2] of srift.toml by"

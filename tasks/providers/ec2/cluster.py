@@ -218,7 +218,9 @@ class Ec2Cluster(RunningCluster):
             group=group.name,
             size=group.size,
             usd_per_hour=max(group.bids.values())
-            + most_usd_per_hour_beside(self.spec.choices.volume_gib),
+            + most_usd_per_hour_beside(
+                self.spec.choices, self.lease.region, self.mirror.store.region
+            ),
             asked_at=self._api.now(),
         )
         self.keep(self.lease.with_request(request))

@@ -41,12 +41,13 @@ class Mirror:
 
     `sync` exchanges files once. `start` exchanges files in a thread until `stop` is called.
 
+    store: the bucket.
     now_unix: the time at which the last complete download began, as Unix time on S3's clock; -inf
         before the first complete download.
     """
 
     def __init__(self, store: Store, lease: Ec2Lease, mailbox: Path) -> None:
-        self._store, self._under, self.mailbox = store, lease.objects, mailbox
+        self.store, self._under, self.mailbox = store, lease.objects, mailbox
         self._machines = lease.by_userid
         self._have: dict[str, tuple[str, datetime]] = {}  # {key: (ETag, modification time)}
         self._sent: dict[str, dict[str, str]] = {}  # {aws:userid: {name: digest}}
@@ -78,7 +79,7 @@ class Mirror:
         """Download the machines' new uploads. Return False if any download failed."""
         with self._lock:
             try:
-                listed, began = self._store.listed(self._under)
+                listed, began = self.store.listed(self._under)
             except AwsRefused:
                 return False
             wanted = self._wanted(listed)
@@ -142,7 +143,7 @@ class Mirror:
         stored: the object's entry in S3's list.
         """
         try:
-            content, written = self._store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
+            content, written = self.store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
             _appear(_free_path(path, stored["Key"], content), content, written.timestamp())
         except AwsRefused as error:
             return error.kind == "gone"
@@ -164,8 +165,8 @@ class Mirror:
             return
         into = f"{self._under}{userid}/in/"
         for name, _ in sorted(fresh):
-            self._store.put(into + name, files[name])
-        self._store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
+            self.store.put(into + name, files[name])
+        self.store.put(into + "manifest.json", json.dumps({"files": digests}).encode())
         self._sent[userid] = digests
 
 

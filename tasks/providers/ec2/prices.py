@@ -144,19 +144,23 @@ GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # UPLOADS_AT_ONCE (150), because the caps count at least twenty minutes of a machine. The remaining
 # 3600 are LISTs with several pages, or GETs of the manifest every second.
 MOST_EACH_PER_HOUR = 6570.0
+# Upper bound of the bytes that a machine exchanges with the bucket per hour: the uploads above with
+# 512 KiB each (node/on_ec2/sync.py), and manifests of 20 KB. The controller downloads as much.
+MOST_BYTES_PER_HOUR = 1_600_000_000
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
 MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)
 
-# A download from S3 is free inside a region. Between regions, the price depends on the bucket's
-# region (https://aws.amazon.com/s3/pricing/). It is 0.02 dollars per GB for buckets in the regions
-# below. Other regions get the price of the most expensive region, Cape Town. NAT gateways get the
-# price of the most expensive region, Sao Paulo (https://aws.amazon.com/vpc/pricing/).
+# A transfer between S3 and a machine is free inside a region. Otherwise, the price depends on the
+# sender's region (https://aws.amazon.com/s3/pricing/): for the regions below, 0.02 dollars per GB
+# to another region, and 0.09 to the internet. Other regions get the prices of the most expensive
+# region, Cape Town. NAT gateways get the price of the most expensive region, Sao Paulo
+# (https://aws.amazon.com/vpc/pricing/).
 _USUALLY_PRICED = (
     "us-east-1 us-east-2 us-west-1 us-west-2 ca-central-1"
     " eu-west-1 eu-west-2 eu-west-3 eu-central-1 eu-north-1"
 )
-WORST_REGION_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.093
+WORST_REGION_USD_PER_GB, WORST_INTERNET_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.154, 0.093
 NAT_USD_PER_GB = 0.045  # in us-east-1; recommendations assume this price in all regions
 WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
 PART_BYTES = 8 * 2**20  # boto3 splits larger objects into parts of this size
@@ -176,15 +180,24 @@ def download_usd(
     size: the number of bytes of all objects together.
     files: the number of objects.
     source: the bucket's region; "" if unknown.
-    region: the machine's region.
+    region: the machine's region; "" if unknown.
     public: True if machines have public IP addresses. If False, a NAT gateway's fees are included.
     nat_usd_per_gb: fee of the NAT gateway in dollars per GB.
     """
     rate = 0.0 if public else nat_usd_per_gb
-    if source != region:
+    if source != region or not source:
         rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
     # each object needs a LIST, a HEAD and a GET; each further part needs a GET
     return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
+
+
+def internet_usd(size: int, source: str) -> float:
+    """Return an upper bound in dollars on the cost to transfer `size` bytes out of AWS.
+
+    source: the bucket's region; "" if unknown.
+    """
+    rate = 0.09 if source in _USUALLY_PRICED.split() else WORST_INTERNET_USD_PER_GB
+    return rate * size / 1e9
 
 
 def upload_usd(size: int, files: int) -> float:
@@ -215,16 +228,23 @@ def other_usd_per_hour(*, public: bool) -> float:
     return REQUESTS_USD_PER_HOUR + (ADDRESS_USD_PER_HOUR if public else 0.0)
 
 
-def most_usd_per_hour_beside(gib: float) -> float:
+def most_usd_per_hour_beside(terms: Ec2, region: str = "", bucket_region: str = "") -> float:
     """Return an upper bound in dollars per hour on one machine's cost besides its instance price.
 
-    The cost includes a volume of `gib` GiB, a public IP address and S3 requests. The prices are
-    those of the most expensive region.
+    The cost includes the volume, a public IP address, and S3 requests, at the prices of the most
+    expensive region. It also includes the transfer of the machine's uploads to the bucket, and from
+    the bucket over the internet to the controller.
+
+    region: the machine's region; "" if unknown.
+    bucket_region: the region of [ec2] `bucket`; "" if unknown.
     """
+    size = MOST_BYTES_PER_HOUR
     return (
-        gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
+        terms.volume_gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
         + ADDRESS_USD_PER_HOUR
         + MOST_REQUESTS_USD_PER_HOUR
+        + download_usd(size, 0, source=region, region=bucket_region, public=terms.public)
+        + internet_usd(size, bucket_region)
     )
 
 

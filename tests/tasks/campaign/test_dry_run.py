@@ -19,7 +19,7 @@ from tasks.campaign.spending import Tally
 from tasks.execution import data as execution_data
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import attempts
-from tasks.providers.ec2.prices import billed
+from tasks.providers.ec2.prices import billed, most_usd_per_hour_beside
 from tasks.providers.ec2.settings import Ec2
 from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
@@ -99,8 +99,8 @@ def test_the_caps_reckon_with_no_less_than_all_attempts_cost(here, name, market,
     found = attempts(cluster, known, zones, ("on-demand", "spot"))
     price = dearest_usd_per_hour(cluster, known)
     for deadline_s in (600.0, 1234.5):
-        reckoned = (price + 4 * caps._beside(here)) * billed_s(deadline_s) / 3600
-        assert worst_usd(found, here.settings.ec2.volume_gib, deadline_s) <= reckoned
+        reckoned = (price + 4 * most_usd_per_hour_beside(own)) * billed_s(deadline_s) / 3600
+        assert worst_usd(found, own, deadline_s) <= reckoned
 
 
 def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price():

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -29,8 +29,10 @@ from tests.warehouse.builders import ROWS, fresh, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
-# an hour of 100 GiB, a public address, and requests as often as they may be, in the dearest region
+# an hour of 100 GiB, a public address, and requests and uploads as often as they may be, in the
+# dearest region
 BESIDE = 100 * 0.152 / 730 + 0.005 + (3600 + 720 + 1800 + 450) * (0.007 + 0.00056) / 1000
+BESIDE += 1.6 * (0.147 + 0.154) + 1.6e9 / 2**23 * 0.00056 / 1000
 LAUNCHED = "refresh-1-00"
 
 
@@ -51,9 +53,7 @@ def launch(here, est_s=600.0):
     item = PlannedRun(
         kind="profile", workload="conv", nodes=(0,), batches=(8,), reason="unknown", est_s=est_s
     )
-    return PlannedLaunch(
-        cluster=Cluster.of((2, spot)), items=(item,), est_s=est_s, est_usd=0.001, reason="unknown"
-    )
+    return replace(pair(spot), items=(item,), est_s=est_s, est_usd=0.001)
 
 
 def tally(cap_usd=1.0, spent=0.0):
@@ -64,11 +64,16 @@ def monthly(here, usd):
     return changed(here, "ec2", max_usd_per_month=usd)
 
 
-def spent(here, usd, ended_at, lease_id="old-00", **columns):
-    row = ROWS["lease"] | {"lease_id": lease_id, "provider": "ec2", "usd": usd}
-    row |= {"started_at": ended_at - timedelta(hours=1), "ended_at": ended_at}
-    row |= {"refresh_id": lease_id.rpartition("-")[0]}
-    write(here.warehouse, append, "raw_leases", [row | columns])
+def spent(here, usd, ended_at, lease_id, provider="ec2"):
+    row = ROWS["lease"] | {
+        "lease_id": lease_id,
+        "provider": provider,
+        "refresh_id": lease_id.rpartition("-")[0],
+        "started_at": ended_at - timedelta(hours=1),
+        "ended_at": ended_at,
+        "usd": usd,
+    }
+    write(here.warehouse, append, "raw_leases", [row])
 
 
 def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
@@ -107,6 +112,8 @@ def test_the_wished_deadline_and_installations_are_paid_for(here):
     assert plain.deadline_s == needing.deadline_s - 300.0 == 2 * 600.0 + caps.EC2_START_UP_S
     assert plain.worst_usd == pytest.approx(at_worst(PRICE, plain.deadline_s, machines=2))
     assert needing.worst_usd > plain.worst_usd
+    near = replace(tally(1000.0), bucket_region="here")  # uploads stay in the region
+    assert caps.allowance(here, launch(here), near, NOON).worst_usd < plain.worst_usd
     least_s = 600.0 + caps.EC2_LEAST_START_UP_S
     enough = tally(at_worst(PRICE, least_s, machines=2) + 1e-6)
     assert not refusal(here, enough) and refusal(with_requirements(here), enough)
@@ -188,24 +195,30 @@ def test_a_home_keeps_the_months_dollars_of_its_shared_warehouse(bought):
     caps.keep_spending(here, NOON)
     here.warehouse.path.unlink()
     assert caps.spent_this_month(here, NOON) == (pytest.approx(usd), "")
-    for text in ("", '{"a": 5}', '{"a": ["2026-11", NaN]}'):
+    for text in (
+        "",
+        '{"a": 5}',
+        '{"a": ["2026-11", NaN]}',
+        '{"stated-x": ["2026-11", 5]}',
+        '{"stated-2026-11-20": ["2026-11", 5]}',  # without a time zone
+    ):
         record.write_text(text)
         dollars, problem = caps.spent_this_month(here, NOON)
         assert dollars == math.inf and "--month-spent" in problem
 
 
 def test_estimated_prices_bound_nothing(here):
-    bought = launch(here)
-    assert not caps.allowance(here, bought, tally(5.0), NOON).refusal
-    guess = [replace(one, price_source="a guess") for one in bought.cluster.members]
-    guessed = replace(bought, cluster=Cluster(members=tuple(guess)))
-    assert "estimate" in caps.allowance(here, guessed, tally(5.0), NOON).refusal
+    known = launch(here)
+    guess = tuple(replace(one, price_source="a guess") for one in known.cluster.members)
+    known = replace(known, cluster=Cluster(members=guess))
+    assert "estimate" in caps.allowance(here, known, tally(5.0), NOON).refusal
 
 
 def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated(bought):
     here, aws, _ = bought
     here.warehouse.path.unlink()  # as in an older copy of the home
-    (here.home / "leases-ec2/.spent.json").write_text('{"older-00": ["2026-11", 0.38]}')
+    record = here.home / "leases-ec2/.spent.json"
+    record.write_text('{"older-00": ["2026-11", 0.38]}')
     with pytest.raises(ProviderError, match="--month-spent"):
         caps.keep_spending(here, NOON)
     shutil.rmtree(here.home)
@@ -219,6 +232,12 @@ def test_a_month_that_nobody_remembers_buys_nothing_until_its_dollars_are_stated
         assert caps.spent_this_month(here, NOON) == (known, "")
     caps.keep_spending(here, NOON + timedelta(hours=1))  # the statement covers the lost launch
     assert refusal(monthly(here, 97.0))
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    record.write_text('{"stated-2026-11-20T00:00:00Z": ["2026-11", 5]}')
+    caps.keep_spending(here, december)  # no launch of November ran on
+    aws.s3.upload(december, f"{NOON:%Y%m%dT%H%M%S}-ab-00", "i-1", "heartbeat.json", "")
+    with pytest.raises(ProviderError):
+        caps.keep_spending(here, december)
 
 
 def test_machines_of_other_controllers_count_to_their_deadline(here):
@@ -228,9 +247,9 @@ def test_machines_of_other_controllers_count_to_their_deadline(here):
     here.provider.held = [held(hours=0.5)]
     assert refusal(here) == ""
     here.provider.held = [held(LAUNCHED, hours=0.1)]  # of this campaign
-    assert refusal(here, tally(0.5))
+    assert refusal(here, tally(0.75))
     here.provider.held = [held("other-00", hours=0.1)]
-    assert refusal(here, tally(0.5)) == ""
+    assert refusal(here, tally(0.75)) == ""
     here = monthly(here, 0.30)  # at the highest price of its types
     here.provider.held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
     assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
@@ -238,8 +257,7 @@ def test_machines_of_other_controllers_count_to_their_deadline(here):
 
 def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
     here = monthly(here, 10.0)
-    ended = {"ended_at": NOON, "outcome": "reaped", "mailbox": tmp_path}
-    over = held(lease_id="o-00", cluster="1xs.large", usd=9.95, **ended)
+    over = held("o-00", usd=9.95, ended_at=NOON, outcome="reaped", mailbox=tmp_path)
     here.provider.over = [over]
     assert "9.95" in refusal(here)
     here.provider.over = [replace(over, usd=None)]
@@ -257,44 +275,41 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     here = changed(here, "ec2", markets=("spot",))
     offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
+    bid = SPOT_MARGIN * dearest
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
-    assert allowed.refusal == ""
-    assert allowed.worst_usd == pytest.approx(
-        at_worst(SPOT_MARGIN * dearest, allowed.deadline_s, machines=2)
-    )
-    assert allowed.max_usd_per_hour == pytest.approx(2 * SPOT_MARGIN * dearest)
+    assert allowed.worst_usd == pytest.approx(at_worst(bid, allowed.deadline_s, machines=2))
+    assert allowed.max_usd_per_hour == pytest.approx(2 * bid)
     here.provider.held = [held(cluster="1xs.large", usd_per_hour=dearest)]
     (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
-    assert month.committed_usd == pytest.approx(at_worst(SPOT_MARGIN * dearest, 7200.0))
+    assert month.committed_usd == pytest.approx(at_worst(bid, 7200.0))
 
 
 def test_no_month_caps_local_hosts(tmp_path):
-    (tmp_path / "local").mkdir()
-    made = monthly(install(tmp_path / "local"), 0.0)
+    made = monthly(install(tmp_path), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
     assert caps.money_short(made, tally(), NOON) == ""
 
 
-def of_data(download_usd=8.0, upload_usd=3.0):
-    plan = DataPlan(name="conv", place="s3://mine/", download_usd=download_usd)
-    return {"conv": replace(plan, upload_usd=upload_usd)}
+def of_data(download_usd=8.0, once_usd=3.0):
+    plan = DataPlan(
+        name="conv",
+        place="s3://mine/",
+        limits=(50, 6),
+        download_usd=download_usd,
+        once_usd=once_usd,
+    )
+    return {"conv": plan}
 
 
-class Loaded(Lease):
-    """A lease whose machines have downloaded their data."""
-
-    def usd_until(self, now):
-        return 8.0
-
-
-def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(here):
-    plain = caps.allowance(here, launch(here), tally(100.0), NOON)
-    with_data = caps.allowance(here, launch(here), replace(tally(100.0), data=of_data()), NOON)
-    assert with_data.worst_usd - plain.worst_usd == pytest.approx((2 + 3) * 8.0 + 3.0)
+def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(here, monkeypatch):
+    allowed = caps.allowance(here, launch(here), replace(tally(100.0), data=of_data()), NOON)
+    machines_usd = at_worst(PRICE, allowed.deadline_s, machines=2)
+    assert allowed.worst_usd == pytest.approx(machines_usd + (2 + 3) * 8.0 + 3.0)
     assert refusal(here, replace(tally(43.0), data=of_data()))
-    assert not refusal(here, replace(tally(43.0), data=of_data(upload_usd=0.0)))
+    assert not refusal(here, replace(tally(43.0), data=of_data(once_usd=0.0)))
     here = monthly(here, 100.0)
-    here.provider.held = [Loaded(**asdict(held(usd_per_hour=1.0)))]
+    monkeypatch.setattr(Lease, "usd_until", lambda *_: 8.0)  # its machines have downloaded
+    here.provider.held = [held(usd_per_hour=1.0)]
     (_, month), _ = caps.caps_of(here, tally(), NOON, [])
     assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + 8.0)
 
@@ -316,32 +331,33 @@ def test_a_refused_launch_requests_no_machine_and_leaves_a_row(here):
 
 def test_machines_get_the_allowed_deadline_and_the_dollars_of_their_data(here, monkeypatch):
     class Carrier(DataCarrier):
+        bucket_region = "far"
+
         def plans(self, names, region):
             return [*of_data(0.002, 0.003).values()]
 
         def carry(self, plan, refresh_id=""):
-            return replace(plan, upload_usd=0.0)
+            return replace(plan, once_usd=0.0)
 
     monkeypatch.setattr(campaign, "DataCarrier", Carrier)
-    seen, mine = [], tally(0.323, 0.10)  # what it has spent counts
+    seen, mine = [], tally(0.85, 0.10)  # what it has spent counts
     monkeypatch.setattr(campaign, "serve", lambda provider, job, **_: seen.append(job))
-    for each in (tally(1.0), mine):
-        campaign.serve_launch(here, launch(here), LAUNCHED, each)
+    campaign.serve_launch(here, launch(here), LAUNCHED, mine)
+    [job] = seen
     assert mine.usd == pytest.approx(0.103) and mine.data == of_data(0.002, 0.0)
-    assert {job.download_usd for job in seen} == {0.002}
+    assert mine.bucket_region == "far"
+    assert job.download_usd == 0.002 and job.data == {"conv": ("s3://mine/", 50, 6)}
     most = caps.allowance(here, launch(here), tally(1.0), NOON).max_usd_per_hour
-    assert {job.max_usd_per_hour for job in seen} == {most}
-    longest_s, deadline_s = (job.deadline_s for job in seen)
-    assert longest_s == 2 * 600.0 + caps.EC2_START_UP_S
-    assert 600.0 + caps.EC2_LEAST_START_UP_S <= deadline_s < longest_s
-    assert at_worst(PRICE, deadline_s, machines=2) <= 0.21
+    assert job.max_usd_per_hour == most
+    assert 600.0 + caps.EC2_LEAST_START_UP_S <= job.deadline_s < WHOLE_S
+    assert at_worst(PRICE, job.deadline_s, machines=2) <= 0.737
 
 
 def test_a_smaller_launch_is_made_if_a_larger_one_is_refused(here, monkeypatch, capsys):
     small = launch(here, 30.0)
     lists = [[launch(here, 6000.0), small], []]
     monkeypatch.setattr(campaign, "shop", lambda *_: lists.pop(0))
-    assert list(campaign.within(here, None, tally(0.21))) == [small]
+    assert list(campaign.within(here, None, tally(0.5))) == [small]
     assert "not launched" in capsys.readouterr().err
 
 

@@ -68,8 +68,12 @@ def test_local_hosts_read_a_folder_where_it_lies(carrier, tmp_path):
 
 def test_an_address_is_fetched_once_for_local_hosts(carrier, s3):
     here = carrier(ADDRESS)
-    assert planned(here).move == "fetch"
+    wanted = planned(here)
+    assert wanted.move == "fetch" and wanted.once_usd == pytest.approx(30 / 1e9 * 0.09)
+    assert "$0.09" in str(replace(wanted, once_usd=0.09))
     plan = brought(here)
+    [row] = here._workspace.warehouse.select("raw_leases").to_dict("records")
+    assert (row["provider"], row["usd"]) == ("ec2", wanted.once_usd)
     folder = Path(plan.place)
     assert plan.problem == "" and folder.is_relative_to(here._workspace.home / "data")
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
@@ -100,7 +104,7 @@ def test_an_address_without_objects_is_a_problem(carrier, s3, address):
 
 def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, monkeypatch):
     here = carrier(provider="ec2")
-    usd = planned(here).upload_usd
+    usd = planned(here).once_usd
     assert usd == pytest.approx(7 * 0.007 / 1000 + 30 / 1e9 * 0.0405, rel=0.01)
     leases = Ec2Leases(here._workspace.home)
     leases.begin_spent({})
@@ -111,7 +115,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
     assert [spent for _, spent in leases.spent().values()] == [usd]  # paid before the transfer
     plan = brought(here)
     [row] = here._workspace.warehouse.select("lease_spend").to_dict("records")
-    assert row["usd"] == usd and plan.upload_usd == planned(here).upload_usd == 0.0  # this month
+    assert row["usd"] == usd and plan.once_usd == planned(here).once_usd == 0.0  # this month
     below = plan.place.removeprefix("s3://mailbox/")
 
     def stored():
@@ -119,7 +123,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
         return {one["Key"].removeprefix(below): one for one in listed}
 
     first = stored()
-    assert plan.problem == "" and fetch_s(plan) > 0
+    assert plan.problem == "" and plan.region == REGION and fetch_s(plan) > 0
     assert {name: one["Size"] for name, one in first.items()} == {"1.jpg": 10, "deep/2.jpg": 20}
     s3.put_object(Bucket="mailbox", Key=f"{below}1.jpg", Body=b"short")
     assert brought(here).place == plan.place and stored()["1.jpg"]["Size"] == 10
@@ -131,13 +135,14 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
 def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
-    assert (plan.place, plan.size, plan.problem) == (ADDRESS, 30, "")
+    assert (plan.place, plan.limits, plan.problem) == (ADDRESS, (30, 2), "")
     [stored] = here._workspace.warehouse.select("raw_downloads").to_dict("records")
     assert (stored["workload"], stored["region"], stored["bytes"]) == ("conv", REGION, 30)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     unlisted = planned(DataCarrier(here._workspace))
     assert (unlisted.place, unlisted.size, fetch_s(unlisted)) == (ADDRESS, None, 0.0)
+    assert unlisted.limits == (100 * 2**30, 10**6)
     assert 100 * 2**30 / 1e9 * 0.147 < unlisted.download_usd < 20.0  # a volume holds no more
 
 
@@ -145,7 +150,6 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     "region, ec2, usd_per_gb",
     [
         (REGION, {}, 0.0),
-        (REGION, {"subnets": "private"}, 0.093),
         ("eu-west-1", {"subnets": "private"}, 0.113),
     ],
 )

@@ -306,7 +306,7 @@ def file_of(folder, name="tiny", *, data="", data_digest="", **env):
 def with_data(tmp_path):
     """The workload of run a has data that machines fetch."""
     file = file_of(tmp_path, data="s3://mine-1/cats/", data_digest="aabb")
-    return replace(job("a"), files=(file,))
+    return replace(job("a"), files=(file,), data={"tiny": ("s3://mine-1/cats/", 50, 6)})
 
 
 def has(state, node, **more):
@@ -318,6 +318,8 @@ def test_no_attempt_starts_before_all_machines_have_their_data(tmp_path, with_da
     rest = (has("ready", 1), armed(1), reported("a"))
     seen = launch(tmp_path / "a", with_data, *slow, *rest).served
     assert (seen.recorded, seen.rows) == ({"a"}, [])
+    download = ["s3://mine-1/cats/", 50, 6]
+    assert read_object(seen.mailbox / "data.json") == {"data": {"aabb": download}}
     assert seen.seconds["start hosts"] > 400.0
     late = launch(tmp_path / "b", with_data, *slow, stop_at=300.0)
     assert late.rows[0].startswith("r-00-launch failed ") and len(late.rows) == 1

@@ -137,7 +137,7 @@ def test_an_agent_that_fails_is_reported_with_its_last_output(world):
 
 
 def test_requested_data_are_fetched_and_their_progress_is_reported(world):
-    world.brings(data__json='{"data": {"aabb": "s3://mine-1/cats/"}}', plan__json="{}")
+    world.brings(data__json='{"data": {"aabb": ["s3://mine-1/cats/", 50, 6]}}', plan__json="{}")
     world.inward["plan.json"] = b"replaced since"
     for second in range(5, 60):
         world.sets(second, states={"aabb": {"state": "fetching", "at": second}})
@@ -145,7 +145,7 @@ def test_requested_data_are_fetched_and_their_progress_is_reported(world):
     world.sets(60, states={"aabb": {"state": "ready"}})
     world.sets(63, down=False)
     assert world.serve(80) == ""
-    assert world.requested == {"aabb": "s3://mine-1/cats/"}
+    assert world.requested == {"aabb": ["s3://mine-1/cats/", 50, 6]}
     reports = [body["aabb"] for body in world.bodies("data.json")]
     assert {state["state"] for state in reports[:-1]} == {"fetching"} and 20 <= len(reports) <= 30
     assert 63 <= world.moments("data.json")[-1] <= 66 and reports[-1]["state"] == "ready"

@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 from botocore.exceptions import ClientError
 
-from tasks.node.data import KEPT_FREE_BYTES
+from tasks.node.data import KEPT_FREE_BYTES, Download
 from tasks.node.on_ec2 import fetch
 from tasks.node.on_ec2.fetch import Fetcher
 from tasks.node.on_ec2.s3 import s3_client
@@ -25,8 +25,8 @@ def fetcher(moto, tmp_path):
     return Fetcher(tmp_path, made)
 
 
-def fetched(fetcher, address="s3://mine-1/cats/"):
-    fetcher.fetch_all({"ab": address})
+def fetched(fetcher, address="s3://mine-1/cats/", most_bytes=30, most_files=3):
+    fetcher.fetch_all({"ab": Download(address, most_bytes, most_files)})
     state, data = fetcher.states["ab"], fetcher.mailbox / "data"
     if state["state"] == "failed":
         assert [path.name for path in data.rglob("*")] == ["ab.failed"]
@@ -65,6 +65,11 @@ def test_a_role_without_rights_is_sent_to_the_doctor(fetcher, operation):
 def test_objects_outside_the_folder_are_refused(fetcher, key):
     fetcher.client.put_object(Bucket="mine-1", Key=key, Body=b"evil")
     assert fetched(fetcher)["state"] == "failed"
+
+
+@pytest.mark.parametrize("limits", [(29, 3), (30, 2)])
+def test_data_that_grew_after_the_plan_are_refused(fetcher, limits):
+    assert "refresh again" in fetched(fetcher, "s3://mine-1/cats/", *limits)["reason"]
 
 
 def test_free_space_is_looked_at_first(fetcher, monkeypatch):

@@ -35,10 +35,13 @@ def test_a_price_is_positive_or_unknown(text, usd):
 
 
 def test_the_newest_spot_price_of_each_type_and_zone_counts_whatever_the_order():
-    columns = ("InstanceType", "AvailabilityZone", "SpotPrice")
     rows = [
-        dict(zip(columns, ("a", zone, usd), strict=True))
-        | {"Timestamp": NOON - timedelta(hours=age)}
+        {
+            "InstanceType": "a",
+            "AvailabilityZone": zone,
+            "SpotPrice": usd,
+            "Timestamp": NOON - timedelta(hours=age),
+        }
         for zone, usd, age in (
             ("1a", "0.2", 1),
             ("1a", "0.9", 5),
@@ -98,6 +101,20 @@ def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
         assert found.storage_usd_per_hour == pytest.approx(usd)
         beside = found.storage_usd_per_hour + found.other_usd_per_hour
         assert found.total_usd_per_hour == pytest.approx(1.0 + beside)
-        assert beside < prices.most_usd_per_hour_beside(730)
+        assert beside < prices.most_usd_per_hour_beside(Ec2(volume_gib=730), region, region)
     address = other_usd_per_hour(public=True) - other_usd_per_hour(public=False)
     assert address == pytest.approx(0.005) and other_usd_per_hour(public=True) < 0.016
+
+
+@pytest.mark.parametrize(
+    "subnets, regions, usd_per_gb",
+    [
+        ("public", ("us-east-1", "us-east-1"), 0.09),
+        ("private", ("us-east-1", "us-east-1"), 0.183),
+        ("public", ("us-east-1", ""), 0.174),
+    ],
+)
+def test_uploads_cost_what_their_route_to_the_controller_does(subnets, regions, usd_per_gb):
+    beside = prices.most_usd_per_hour_beside(Ec2(subnets=subnets), *regions)
+    rest = 100 * 0.152 / 730 + 0.005 + prices.MOST_REQUESTS_USD_PER_HOUR
+    assert beside - rest == pytest.approx(1.6 * usd_per_gb, abs=0.001)
