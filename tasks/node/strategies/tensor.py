@@ -112,7 +112,7 @@ def _by_rank(ranks: int, joint: Tensor) -> Tensor:
     return joint.view(3, ranks, -1, *joint.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
-def _sent(x: Tensor) -> Tensor:
+def _autocast(x: Tensor) -> Tensor:
     """Convert `x` to the type in which autocast computes, to send 16-bit numbers too."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
@@ -161,7 +161,7 @@ class Blocks:
     of: {whole parameter: (this rank's block, the function that cuts the block)}.
     copies: {block: the ranks that hold a copy of this block, including this rank}.
     shapes: the shapes of the model's inputs in the last forward pass.
-    masked: {id of a model's configuration: (the first attention block of the model, True if any
+    masks: {id of a model's configuration: (the first attention block of the model, True if any
         rank had a mask in the last call of this block)}.
     """
 
@@ -169,7 +169,7 @@ class Blocks:
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
     shapes: list[torch.Size] = field(default_factory=list)
-    masked: dict[int, tuple[nn.Module, bool]] = field(default_factory=dict)
+    masks: dict[int, tuple[nn.Module, bool]] = field(default_factory=dict)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`, and return the block.
@@ -198,28 +198,28 @@ class Blocks:
     def enter(self, block: Any, given: Any, named: Any) -> Any:
         """Return the inputs of `block` for all samples of the row (a forward pre-hook).
 
-        The first input has the features that are divided. Masks and position embeddings may have a
-        batch dimension.
+        The first input is the hidden states. Other inputs, such as masks and position embeddings,
+        are gathered if they have the same batch dimension.
         """
         x, grid = (*given, *named.values())[0], self.grid
         if "attention_mask" in named:
             key, has_mask = id(block.config), named["attention_mask"] is not None
-            first, is_masked = self.masked.get(key, (block, has_mask))
+            first, has_any = self.masks.get(key, (block, has_mask))
             if first is block:
-                is_masked = any(of_ranks(has_mask, grid.group))
-                self.masked[key] = block, is_masked
+                has_any = any(of_ranks(has_mask, grid.group))
+                self.masks[key] = block, has_any
             # transformers omits the mask on ranks without padding, where it would mask nothing
-            if is_masked and not has_mask:
+            if has_any and not has_mask:
                 mask = x.new_ones(len(x), 1, x.shape[1], x.shape[1]).bool()
                 is_causal = named.get("is_causal", block.is_causal)
                 named["attention_mask"] = mask.tril() if is_causal else mask
 
         def of_row(values: Tensor) -> Tensor:
             if values is x and not grid.is_flat:
-                return grid.turned(_sent(x), -1, 0)
+                return grid.turned(_autocast(x), -1, 0)
             if values.shape[:1] != x.shape[:1]:
                 return values
-            return grid.gathered(_sent(x) if values is x else values, 0, grid.row)
+            return grid.gathered(_autocast(x) if values is x else values, 0, grid.row)
 
         return tree_map_only(Tensor, of_row, (given, named))
 
@@ -297,7 +297,7 @@ class _Linear(_Divided):
             self.bias = blocks.block(bias, outputs, grid.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid, x, weight = self.grid, _sent(x), _sent(self.weight)
+        grid, x, weight = self.grid, _autocast(x), _autocast(self.weight)
         if not grid.is_flat:
             found = grid.summa(x, weight)
         elif self.opens:
