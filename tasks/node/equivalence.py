@@ -85,8 +85,9 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         for part in built.model.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
-            elif isinstance(part, nn.MultiheadAttention):
-                part.dropout = 0.0
+            for field in ("dropout", "attention_dropout"):  # of attention in torch, Hugging Face
+                if isinstance(getattr(part, field, None), float):
+                    setattr(part, field, 0.0)
         for weight in built.model.parameters() if disturbed else ():
             weight.data *= 1 + torch.finfo(weight.dtype).eps * torch.randn_like(weight)
         torch.manual_seed(rank)

@@ -31,6 +31,7 @@ from tasks.node.strategies.grid import TENSOR
 from tasks.node.strategies.refusals import STRATEGIES
 from tasks.node.strategies.replicas import no_sync
 from tasks.node.strategies.tables import Lookup
+from tasks.node.torchvision_operators import declare_what_did_not_load
 from tasks.node.workloads.transformer_lm import LanguageModel
 from tests.formulas import adasum_bytes, sparse_bytes
 from tests.ports import free_port
@@ -99,52 +100,6 @@ class Encoders(nn.Module):
         return found * self.factor
 
 
-class Dropping(Encoders):
-    def __init__(self):
-        super().__init__()
-        for layer in self.language.modules():
-            if isinstance(layer, nn.TransformerEncoderLayer):
-                layer.dropout.p = layer.self_attn.dropout = 0.2
-
-
-class Conv1D(nn.Module):
-    """Named and built as the class of transformers."""
-
-    __module__ = "transformers.pytorch_utils"
-
-    def __init__(self, outputs, inputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
-        self.bias = nn.Parameter(torch.randn(outputs))
-
-    def forward(self, hidden):
-        return hidden @ self.weight + self.bias
-
-
-class LlamaMLP(nn.Module):
-    __module__ = "transformers.models"
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(16, 64, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(64, 16, bias=False)
-
-    def forward(self, hidden):
-        gate = nn.functional.silu(self.gate_proj(hidden))
-        return self.down_proj(gate * self.up_proj(hidden))
-
-
-class GPT2MLP(nn.Module):
-    __module__ = "transformers.models"
-
-    def __init__(self):
-        super().__init__()
-        self.c_fc, self.c_proj = Conv1D(64, 16), Conv1D(16, 64)
-
-    def forward(self, hidden):
-        return self.c_proj(self.c_fc(hidden).tanh())
-
-
 class Tower(nn.Sequential):
     """Inherits forward, and has a method of its own, as torchvision's MLPBlock may."""
 
@@ -152,20 +107,46 @@ class Tower(nn.Sequential):
         return hidden + self(hidden)
 
 
-class FeedForward(nn.Module):
-    """Blocks of Hugging Face and a subclass of nn.Sequential."""
+class HuggingFace(nn.Module):
+    """GPT-2, BERT whose mask some ranks lack, and Llama with grouped heads; and a tower."""
 
     def __init__(self):
+        from transformers import AutoConfig, AutoModel
+
         super().__init__()
-        self.words, self.factor = nn.Embedding(50, 16), 1.0
-        self.blocks = nn.ModuleList([LlamaMLP(), GPT2MLP()])
-        self.tower = Tower(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.factor, self.models = 1.0, nn.ModuleList()
+        for name in ("gpt2", "bert", "llama"):
+            config = AutoConfig.for_model(
+                name,
+                vocab_size=50,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2 if name == "bert" else 1,
+                num_attention_heads=8,
+                num_key_value_heads=4,
+                max_position_embeddings=8,
+            )
+            self.models.append(AutoModel.from_config(config))
+        self.tower = Tower(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.models[1].pooler = None
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.1)
+        drop_out(self, 0.0)
+        drop_out(self.models[1].encoder.layer[0].eval().requires_grad_(False), 0.5)
 
     def forward(self, inputs):
-        hidden = self.words(inputs)
-        for block in self.blocks:
-            hidden = hidden + block(hidden)
-        return self.tower.embed(hidden).mean(dim=(1, 2)) * self.factor
+        gpt2, bert, llama = self.models
+        found = [gpt2(inputs), bert(inputs, attention_mask=inputs > 0), llama(inputs)]
+        hidden = self.tower.embed(sum(each[0] for each in found))
+        return hidden[:, :, 0].mean(dim=1) * self.factor
+
+
+def drop_out(model, probability=0.2):
+    for part in model.modules():
+        for name in ("p", "dropout", "attention_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, probability)
+    return {}
 
 
 def batch_of(rank, step, samples=BATCH):
@@ -285,6 +266,24 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     model.factor = torch.nan if rank == 1 else 1.0
     step(STEPS)
     assert name in TENSOR or not flat(held).isfinite().all()
+
+
+def trains_in_bf16(group, name):
+    """With autocast, and as ddp does."""
+    losses = []
+    for trained in ("ddp", name):
+        torch.manual_seed(1)
+        model = Encoders()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        module = wrapped(trained, model, optimizer, group)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(module, batch_of(dist.get_rank(group), step))
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 def is_refused(group, name, change):
@@ -483,7 +482,11 @@ def clipping_across(model):
 
 CHECKS = [
     (RANKS, is_compared_with_ddp, ("zero2", Mixed, clipping_across, None)),
-    (RANKS, is_compared_with_ddp, ("tensor-1d", Dropping, lambda _: {}, None)),
+    *(
+        (RANKS, is_compared_with_ddp, ("tensor-1d", kind, drop_out, None))
+        for kind in (Encoders, HuggingFace)
+    ),
+    (RANKS, trains_in_bf16, ("tables",)),
     (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping_by_numbers, None)),
     *((RANKS, is_compared_with_ddp, (name, Mixed, decaying)) for name in ("tables", "tensor-2d")),
     (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping, RuntimeError)),
@@ -493,7 +496,7 @@ CHECKS = [
     *(
         (RANKS, trains_as_one_process, (f"tensor-{cut}d", kind))
         for cut in (1, 2)
-        for kind in (Encoders, FeedForward)
+        for kind in (Encoders, HuggingFace)
     ),
     (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
@@ -527,9 +530,11 @@ def serve(rank, port, answer):
 
 
 def main(port, answer):
-    """All ranks, forked, so that torch is loaded once, and the compiler that strategies import."""
+    """All ranks, forked, so that libraries are loaded once, and the compiler of strategies."""
     import torch._dynamo  # noqa: F401
 
+    declare_what_did_not_load()
+    HuggingFace()
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=serve, args=(rank, port, answer)) for rank in range(WORLD)]
     for process in processes:
@@ -546,8 +551,7 @@ def failures(tmp_path_factory):
     subprocess.run(
         [
             sys.executable,
-            "-W",
-            "ignore",
+            "-Wignore",
             "-m",
             "tests.local.test_strategies",
             str(free_port()),

@@ -96,10 +96,10 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
-        runs = divisible_runs(model)
+        runs = divisible_runs(model, columns)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use ddp")
-        parts = {part for run in runs for layer in run.layers for part in layer.modules()}
+        parts = {part for run in runs for part in run.parts}
         # With one grid row, the first layer of a pair takes all features, and the second layer
         # returns all features. These sizes need not be multiples of `columns`.
         whole = {

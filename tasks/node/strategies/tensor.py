@@ -23,7 +23,7 @@ A layer run is a sequence of layers that are divided together. There are three k
 - the layers of an nn.TransformerEncoder
 - two or more linear layers of an nn.Sequential; only pointwise layers and LayerNorm may be between
   them
-- the linear layers of a feed-forward block of Hugging Face's transformers
+- the linear layers of a feed-forward or self-attention block of Hugging Face's transformers
 
 Every rank holds all other layers whole, in DistributedDataParallel.
 """
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..switches import uses_of
 from .grid import Grid, Peers
@@ -55,29 +55,36 @@ _ENCODER = {*_RUN, nn.TransformerEncoderLayer, nn.MultiheadAttention,
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Minimum number of linear layers in a run. One layer needs as much communication as two layers.
 _MIN_LINEAR = 2
-# Linear layers of feed-forward blocks in Hugging Face's transformers, by the name of the block's
-# class. The last layer's input is a pointwise function or the product of the other layers' outputs.
-# Other classes may have layers with these names, but mix features between the layers.
-_FEED_FORWARD = {
-    "GPT2MLP": ("c_fc", "c_proj"),
-    **dict.fromkeys(("BertLayer", "RobertaLayer"), ("intermediate.dense", "output.dense")),
-    **dict.fromkeys(("ViTMLP", "CLIPMLP", "PhiMLP"), ("fc1", "fc2")),
-    **dict.fromkeys(
-        ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP"),
-        ("gate_proj", "up_proj", "down_proj"),
-    ),
+# Linear layers of blocks in Hugging Face's transformers, by the names of the blocks' classes. The
+# last layer's input is a pointwise function, the product or the attention of the other layers'
+# outputs. Other classes may have layers with these names, but mix features between the layers.
+_BLOCKS = {
+    name: layers.split()
+    for names, layers in {
+        "GPT2MLP": "c_fc c_proj",
+        "GPT2Attention": "c_attn c_proj",
+        "BertLayer RobertaLayer": "intermediate.dense output.dense",
+        "BertAttention RobertaAttention": "self.query self.key self.value output.dense",
+        "ViTMLP CLIPMLP PhiMLP": "fc1 fc2",
+        "LlamaMLP MistralMLP Qwen2MLP Qwen3MLP GemmaMLP": "gate_proj up_proj down_proj",
+        "LlamaAttention MistralAttention Qwen2Attention": "q_proj k_proj v_proj o_proj",
+        "Qwen3Attention GemmaAttention ViTAttention": "q_proj k_proj v_proj o_proj",
+        "CLIPAttention": "q_proj k_proj v_proj out_proj",
+        "PhiAttention": "q_proj k_proj v_proj dense",
+    }.items()
+    for name in names.split()
 }
 
 
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    inlets: the number of linear layers that take the input of the run. It is 2 for a gated
-        feed-forward block, in which two layers take the same input.
+    block: the module of Hugging Face whose input is the input of all layers but the last. None if
+        each layer takes the output of the layer before.
     """
 
     layers: list[nn.Module]
-    inlets: int = 1
+    block: Any = None
 
     @property
     def parts(self) -> list[nn.Module]:
@@ -91,13 +98,24 @@ class LayerRun(NamedTuple):
         If the value is False, tensor-1d divides the layer's inputs.
         """
         return {
-            layer: place < self.inlets or (place - self.inlets) % 2 == 1
+            layer: layer is not self.layers[-1] if self.block else place % 2 == 0
             for place, layer in enumerate(filter(_is_linear, self.parts))
         }
 
 
 def _unchanged(values: Tensor) -> Tensor:
     return values
+
+
+def _by_rank(ranks: int, joint: Tensor) -> Tensor:
+    """Reorder outputs from q, k and v of all heads to q, k and v of each rank's heads in turn."""
+    return joint.view(3, ranks, -1, *joint.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """Convert `x` to the type in which autocast computes, to send 16-bit numbers too."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -118,7 +136,7 @@ def divide(
     """
     broadcast_model(model, group)
     blocks = Blocks(Grid.of(name, group))
-    for run in divisible_runs(model):
+    for run in divisible_runs(model, len(blocks.grid.row)):
         _replace(model, run, blocks)
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
@@ -143,12 +161,15 @@ class Blocks:
     of: {whole parameter: (this rank's block, the function that cuts the block)}.
     copies: {block: the ranks that hold a copy of this block, including this rank}.
     shapes: the shapes of the model's inputs in the last forward pass.
+    masks: {id of a model's configuration: (the first attention block of the model, True if any
+        rank had a mask in the last call of this block)}.
     """
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
     shapes: list[torch.Size] = field(default_factory=list)
+    masks: dict[int, tuple[nn.Module, bool]] = field(default_factory=dict)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`, and return the block.
@@ -173,6 +194,34 @@ class Blocks:
                     f"divided layers: the ranks' input shapes differ: {by_rank}. Use strategy ddp"
                 )
             self.shapes = shapes
+
+    def enter(self, block: Any, given: Any, named: Any) -> Any:
+        """Return the inputs of `block` for all samples of the row (a forward pre-hook).
+
+        The first input is the hidden states. Other inputs, such as masks and position embeddings,
+        are gathered if they have the same batch dimension.
+        """
+        x, grid = (*given, *named.values())[0], self.grid
+        if "attention_mask" in named:
+            key, has_mask = id(block.config), named["attention_mask"] is not None
+            first, has_any = self.masks.get(key, (block, has_mask))
+            if first is block:
+                has_any = any(of_ranks(has_mask, grid.group))
+                self.masks[key] = block, has_any
+            # transformers omits the mask on ranks without padding, where it would mask nothing
+            if has_any and not has_mask:
+                mask = x.new_ones(len(x), 1, x.shape[1], x.shape[1]).bool()
+                is_causal = named.get("is_causal", block.is_causal)
+                named["attention_mask"] = mask.tril() if is_causal else mask
+
+        def of_row(values: Tensor) -> Tensor:
+            if values is x and not grid.is_flat:
+                return grid.turned(_autocast(x), -1, 0)
+            if values.shape[:1] != x.shape[:1]:
+                return values
+            return grid.gathered(_autocast(x) if values is x else values, 0, grid.row)
+
+        return tree_map_only(Tensor, of_row, (given, named))
 
     def sum_gradients(self, *_: Any) -> None:
         """Sum each block's gradient over the block's copies, and divide by the number of ranks.
@@ -212,7 +261,7 @@ class _Linear(_Divided):
     returns only some of the features. The second layer returns all features of this rank's samples.
 
     opens: True for the first layer of a pair.
-    dim: the batch dimension of the inputs.
+    dim: the batch dimension of the inputs. None if the inputs have the samples of all ranks.
     arrange: a function that reorders a whole weight or bias before it is divided, such as a
         transpose. The first dimension of its result must be the outputs.
     """
@@ -224,12 +273,13 @@ class _Linear(_Divided):
         bias: Tensor | None,
         *,
         opens: bool,
-        dim: int,
+        dim: int | None,
         arrange: Cut = _unchanged,
     ) -> None:
         super().__init__()
         grid = self.grid = blocks.grid
-        self.opens, self.dim = opens, dim
+        self.opens = opens
+        self.dim: Any = dim
 
         outer, inner = grid.row, grid.column  # peers among which outputs and inputs are divided
         if grid.is_flat and not opens:
@@ -247,16 +297,12 @@ class _Linear(_Divided):
             self.bias = blocks.block(bias, outputs, grid.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight: Tensor = self.weight
-        grid = self.grid
-        if torch.is_autocast_enabled(x.device.type):  # send 16-bit numbers too
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
-        found: Tensor
+        grid, x, weight = self.grid, _autocast(x), _autocast(self.weight)
         if not grid.is_flat:
             found = grid.summa(x, weight)
         elif self.opens:
-            found = functional.linear(grid.gathered(x, self.dim, grid.row), weight)
+            x = x if self.dim is None else grid.gathered(x, self.dim, grid.row)
+            found = functional.linear(x, weight)
         else:
             found = grid.scattered(functional.linear(x, weight), self.dim, grid.row)
         return found if self.bias is None else found + self.bias.to(found.dtype)
@@ -297,12 +343,9 @@ class _Attention(nn.Module):
         columns = len(blocks.grid.row)
         self.grid, self.heads, self.dropout = blocks.grid, whole.num_heads // columns, whole.dropout
         self.batch_first, self.dim = whole.batch_first, 0 if whole.batch_first else 1
-        # The layer's outputs are q, k and v of all heads. Reorder them as q, k and v of the first
-        # rank's heads, then of the second rank's heads, and so on.
-        order = torch.arange(3 * whole.embed_dim).view(3, columns, -1).transpose(0, 1).flatten()
-        joint: Any = whole.in_proj_weight
+        joint: Any = (whole.in_proj_weight, whole.in_proj_bias)
         self.into_heads = _Linear(
-            blocks, joint, whole.in_proj_bias, opens=True, dim=self.dim, arrange=lambda v: v[order]
+            blocks, *joint, opens=True, dim=self.dim, arrange=partial(_by_rank, columns)
         )
         out = whole.out_proj
         self.out_of_heads = _Linear(blocks, out.weight, out.bias, opens=False, dim=self.dim)
@@ -352,13 +395,19 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
         elif part in opens:
             weights: Any = part.weight, part.bias
             arrange = _unchanged if isinstance(part, nn.Linear) else torch.t
-            new[part] = _Linear(blocks, *weights, opens=opens[part], dim=dim, arrange=arrange)
+            if opens[part] and hasattr(run.block, "split_size"):  # GPT-2 splits q, k and v by size
+                run.block.split_size //= len(grid.row)
+                arrange = lambda joint: _by_rank(len(grid.row), joint.t())  # noqa: E731
+            of_block = None if run.block and opens[part] else dim
+            new[part] = _Linear(blocks, *weights, opens=opens[part], dim=of_block, arrange=arrange)
             is_divided = not grid.is_flat or opens[part]
         elif is_divided and isinstance(part, nn.LayerNorm):
             new[part] = _Norm(blocks, part)
     ends = [new.get(layer, layer) for layer in run.layers]
-    for layer in () if grid.is_flat else ends[: run.inlets]:
-        layer.register_forward_pre_hook(
+    if run.block:
+        run.block.register_forward_pre_hook(blocks.enter, with_kwargs=True)
+    elif not grid.is_flat:
+        ends[0].register_forward_pre_hook(
             lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
         )
     if is_divided:
@@ -369,10 +418,13 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
                 parent._modules[name] = new[child].train(child.training)
 
 
-def divisible_runs(model: nn.Module) -> list[LayerRun]:
+def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
     """Return the runs of `model`: the lists of consecutive layers that can be divided together.
 
     The first and the last layer of each run are linear layers or transformer layers.
+
+    columns: the number of ranks in a grid row. Attention of Hugging Face is a run only if the row
+        can divide its heads.
     """
     uses, runs = uses_of(model), list[LayerRun]()
 
@@ -396,6 +448,19 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
             is_divisible(part, _ENCODER) for part in module.modules()
         )
 
+    def has_divisible_heads(module: nn.Module, block: Any, keys: Any) -> bool:
+        """Return True if a row can divide the heads of a block in `module`, or if it has no heads.
+
+        Groups of heads may share a key. `keys` is the layer of the keys. In GPT-2, it is the last
+        layer, which has as many outputs as there are features of keys.
+        """
+        size = getattr(block, "head_dim", getattr(block, "attention_head_size", None))
+        return size is None or (
+            not getattr(module, "is_cross_attention", False)
+            and block.config._attn_implementation == "sdpa"  # others have masks of other kinds
+            and keys.weight.shape[0] % (columns * size) == 0
+        )
+
     def visit(module: nn.Module) -> None:
         layers = [module]
         if type(module) is nn.TransformerEncoder:
@@ -403,11 +468,17 @@ def divisible_runs(model: nn.Module) -> list[LayerRun]:
         if layers and all(map(is_encoder_layer, layers)):
             runs.append(LayerRun(layers))
             return
-        if type(module).__module__.startswith("transformers."):
-            names = _FEED_FORWARD.get(type(module).__name__, ())
-            layers = list(map(module.get_submodule, names))
-            if layers and all(is_divisible(layer, _RUN) for layer in layers):
-                runs.append(LayerRun(layers, len(layers) - 1))
+        names = _BLOCKS.get(type(module).__name__, ())
+        if names and type(module).__module__.startswith("transformers."):
+            inside: Any = dict(module.named_modules())
+            layers = list(map(inside.get, names))  # other versions may have other names
+            block = inside.get(names[0].rpartition(".")[0])
+            if (
+                all(is_divisible(layer, _RUN) for layer in layers)
+                and not _is_changed(block)
+                and has_divisible_heads(module, block, layers[1])
+            ):
+                runs.append(LayerRun(layers, block))
         in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
             _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
@@ -456,20 +527,23 @@ def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []
 
-    def count(opens: bool, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+    def count(run: LayerRun, module: nn.Module, given: Any, named: Any, output: Any) -> None:
         size = (*given, *named.values())[0].numel() / batch
         if isinstance(module, nn.MultiheadAttention):  # a pair of layers of equal sizes
             size *= 2
         found["divided_inputs"] += size
-        found["divided_pairs"] += size if opens else output.numel() / batch
+        if not run.opens.get(module, True):
+            size = output.numel() / batch
+        elif run.block and module is not run.layers[0]:  # has the same input as the first layer
+            size = 0.0
+        found["divided_pairs"] += size
 
     for run in divisible_runs(model):
         for part in run.parts:
             if part in run.opens or isinstance(part, nn.MultiheadAttention):
                 weights = [weight.numel() for weight in part.parameters() if weight.dim() > 1]
                 found["divided_weights"] += sum(weights)
-                first = partial(count, run.opens.get(part, True))
-                hooks.append(part.register_forward_hook(first, with_kwargs=True))
+                hooks.append(part.register_forward_hook(partial(count, run), with_kwargs=True))
     if hooks:
         model(inputs)
     for hook in hooks:

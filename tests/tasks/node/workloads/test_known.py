@@ -15,8 +15,9 @@ from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
 from tasks.node.steps import one_step
 from tasks.node.strategies import apply_strategy
-from tasks.node.strategies.tensor import divisible_runs
+from tasks.node.strategies.tensor import divisible_runs, volumes
 from tasks.node.switches import switch_on
+from tasks.node.torchvision_operators import declare_what_did_not_load
 from tasks.workspace.settings import load_settings
 
 ROOT = Path(__file__).parents[4]
@@ -101,9 +102,41 @@ def test_in_small_it_passes_the_check(settings, name):
     assert 3e6 < result["figures"]["gradient_bytes"] < 15e6
 
 
-@pytest.mark.parametrize("name", ["vit-b-16-small", "bert-small", "gpt2-small"])
-def test_feed_forward_blocks_can_be_divided(settings, name):
-    assert divisible_runs(load(settings, name).model)
+def test_feed_forward_blocks_of_torchvision_can_be_divided(settings):
+    assert divisible_runs(load(settings, "vit-b-16-small").model)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "count"),
+    [
+        (2, {}, 1),
+        (3, {}, 0),
+        (2, {"attn_implementation": "eager"}, 0),
+        (2, {"add_cross_attention": True}, 1),
+    ],
+)
+def test_attention_is_divided_by_heads(ranks, changes, count):
+    declare_what_did_not_load()
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 8}
+    model = BertModel(BertConfig(is_decoder=True, **sizes, **changes))
+
+    def attention_blocks():
+        return sum(
+            hasattr(run.block, "attention_head_size") for run in divisible_runs(model, ranks)
+        )
+
+    assert attention_blocks() == count
+    pairs = volumes(model, torch.zeros(2, 3, dtype=int), 2)["divided_pairs"]
+    assert ranks > 2 or pairs == (1 + count) * 2 * 24 * 3
+    model.encoder.layer[0].attention.self.register_forward_hook(lambda *_: None)
+    assert not attention_blocks()
+
+
+def test_a_block_of_another_version_stays_whole():
+    old = type("ViTAttention", (nn.Module,), {"__module__": "transformers.models"})
+    assert divisible_runs(old()) == []
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")
