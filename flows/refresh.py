@@ -14,6 +14,7 @@ from tasks.data_files.imports import load_public
 from tasks.data_files.public import PROVIDER
 from tasks.doctor.checks import refuse_unless_well
 from tasks.reporting.progress import publish_summary, publish_table, reporter, tell_all
+from tasks.training.registry import show_report
 from tasks.workspace.locking import Busy, patience_s, refresh_lock
 from tasks.workspace.workspace import (
     Workspace,
@@ -70,9 +71,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     launches = launches.drop(columns=["provider", "refresh_id", "started_at", "ended_at"])
     publish_table("launches", "Launches of this refresh, by workload", rows_of(launches))
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
-    publish_summary(
-        "refresh", "Summary of this refresh", workspace.report_page, [bought, promotion]
-    )
+    report = show_report(workspace.home, provider, workspace.report_page)
+    publish_summary("refresh", "Summary of this refresh", report, [bought, promotion])
     return {
         "refresh_id": refresh_id,
         "measured": measured,

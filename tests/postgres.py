@@ -5,11 +5,13 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
+
+from tasks.doctor.checks import GRANTS
 
 USER = "srift"
 
@@ -66,3 +68,13 @@ def create(socket_folder, database):
     """An empty database."""
     line = [_programs() / "createdb", "--host", socket_folder, "--username", USER, database]
     subprocess.run(line, check=True, timeout=60)
+
+
+def admit_reader(url, *more):
+    """Create srift_reader, which may read the database, then run `more`; the role's address."""
+    import psycopg2
+
+    with closing(psycopg2.connect(url)) as owner, owner, owner.cursor() as cursor:
+        for line in ("create role srift_reader login password 'x'", GRANTS.read_text(), *more):
+            cursor.execute(line)
+    return url.replace(f"{USER}@", "srift_reader:x@")

@@ -33,6 +33,9 @@ def doctor(
     print_policies: Annotated[
         bool, typer.Option("--print-policies", help="Print the IAM policies that Srift needs.")
     ] = False,
+    print_grants: Annotated[
+        bool, typer.Option("--print-grants", help="Print the SQL that lets srift_reader read.")
+    ] = False,
     share_warehouse: Annotated[
         bool,
         typer.Option("--share-warehouse", help="Copy the local warehouse to the shared warehouse."),
@@ -45,6 +48,10 @@ def doctor(
     stated = settings()
     if print_policies:
         show(True, checks.policies_of(stated), "")
+        return
+    if print_grants:
+        sql = checks.GRANTS.read_text()
+        show(as_json, {"sql": sql}, sql)
         return
     if share_warehouse:
         done = checks.share_warehouse(stated)

@@ -208,7 +208,8 @@ def export(
         typer.Option(help="The tool for which to write the file."),
     ],
     goal: Annotated[
-        str | None, typer.Option(help="Goal and limit, copied from `srift table`.")
+        str | None,
+        typer.Option(help="Goal and limit, as in `srift table`. Default: the only stated goal."),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the cluster for the goal.")] = 1,
     provider: Annotated[
@@ -223,10 +224,13 @@ def export(
             f"folder {output.parent} of --output does not exist. Run `mkdir -p {output.parent}`"
         )
     from tasks.recommendation import exports
-    from tasks.recommendation.exports.selection import select
+    from tasks.recommendation.exports.selection import only_goal, select
     from warehouse.export import published_rows
 
-    rows = published_rows(settings().home / "published")
+    found = settings()
+    if goal is None and workload in found.workloads:
+        goal = only_goal(found.workloads[workload].goals)
+    rows = published_rows(found.home / "published")
     selection = select(rows, workload, datetime.now(UTC), goal=goal, provider=provider, rank=rank)
     body, text = exports.export(selection, to)
     for warning in selection.warnings:

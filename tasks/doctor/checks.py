@@ -17,6 +17,8 @@ from .data import examine_data, statements
 from .findings import Finding, judged, problems
 from .iam_policies import policies
 
+GRANTS = Path(__file__).with_name("reader.sql")  # SQL for the role of readers in [shared]
+
 
 def examine(settings: Settings, provider: str) -> list[Finding]:
     """Run all checks, and return the findings. Users should fix problems in the returned order.

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -109,12 +108,13 @@ def _run_loggers() -> dict[str, Any]:
         return {}
 
 
-def publish_summary(key: str, description: str, report: Path, lines: Sequence[str]) -> None:
-    """Attach `lines`, and the path of the page `report`, to the Prefect flow run."""
+def publish_summary(key: str, description: str, report: str, lines: Sequence[str]) -> None:
+    """Attach `lines`, and the address or path of the report page, to the Prefect flow run."""
     from prefect.artifacts import create_markdown_artifact
 
-    # Not a link: browsers do not open files from a page of a server.
-    markdown = "\n\n".join([f"Report page: `{report}`", *lines])
+    # A path is not a link: browsers do not open files from a page of a server.
+    report = report if "://" in report else f"`{report}`"
+    markdown = "\n\n".join([f"Report page: {report}", *lines])
     create_markdown_artifact(markdown, key=key, description=description)
 
 
@@ -126,8 +126,8 @@ def publish_table(key: str, description: str, rows: Sequence[Row]) -> None:
     create_table_artifact(table, key=key, description=description)
 
 
-def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: Path) -> None:
-    """Attach the table, its changes and the path of the report page to the Prefect flow run."""
+def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: str) -> None:
+    """Attach the table, its changes and the report page's place to the Prefect flow run."""
     publish_table("recommendations", "Recommended clusters", rows)
     lines = list(map(_change, changes)) or ["Nothing changed."]
     publish_summary("what-changed", "Changes of the recommendations", report, lines)

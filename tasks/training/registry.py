@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -100,11 +100,30 @@ def page_of(provider: str, number: int) -> str:
 
     If no MLflow server is known, the model version's URI is returned.
     """
+    name, server = name_of(provider), _pages()
+    return f"{server}/#/models/{name}/versions/{number}" if server else f"models:/{name}/{number}"
+
+
+def show_report(home: Path, provider: str, report: Path) -> str:
+    """Store the page `report` with the model in use, and return the page's address in MLflow.
+
+    Returns the path of the page if no MLflow server or no model is known, or if MLflow cannot
+    store the page.
+    """
+    if server := _pages():
+        with suppress(RegistryError), _client(home) as client:
+            champion = client.get_model_version_by_alias(name_of(provider), ALIAS)
+            run = client.get_run(str(champion.run_id)).info
+            client.log_artifact(run.run_id, str(report))
+            place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
+            return f"{server}/#/{place}/artifacts/{report.name}"
+    return str(report)
+
+
+def _pages() -> str:
+    """Return the address of the MLflow server without a password; "" if no server is known."""
     server = os.environ.get(MLFLOW_PAGES, os.environ.get(OPERATORS_STORE, ""))
-    if not server.startswith("http"):
-        return f"models:/{name_of(provider)}/{number}"
-    server = re.sub("(?<=//)[^/]*@|/$", "", server)  # without a password
-    return f"{server}/#/models/{name_of(provider)}/versions/{number}"
+    return re.sub("(?<=//)[^/]*@|/$", "", server) if server.startswith("http") else ""
 
 
 def signature() -> ModelSignature:

@@ -24,14 +24,15 @@ from tests.flows.visitors import (
     CHROMIUM,
     DEBIANS_PYTHON,
     as_another_user,
+    follow_the_report,
     in_a_browser,
     servers,
 )
+from tests.installed import log_champion
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = ROOT / "deployments/up.py"
-AUTOMATIONS = ROOT / "deployments/automations.py"
 DEPLOYMENTS = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())["deployments"]
 TOML = """
 [local.instance_types."lc.small"]
@@ -78,7 +79,7 @@ deployments:
     entrypoint: flow_of_the_test.hang
     work_pool: *pool
 """
-NIGHTLY = next(one for one in DEPLOYMENTS if one["name"] == "refresh-nightly")
+NIGHTLY = "refresh-nightly"
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["name"])
@@ -109,10 +110,10 @@ class Session:
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(project))),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
         }
-        for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOGGING_LEVEL"):
             self.env.pop(name, None)
         self.process = self.start()
-        for name in (NIGHTLY["name"], "hanging"):
+        for name in (NIGHTLY, "hanging"):
             self.ask(f"/deployments/{self.deployments()[name]['id']}/create_flow_run", {})
 
     def start(self):
@@ -162,6 +163,12 @@ class Session:
     def deployments(self):
         return {one["name"]: one for one in self.ask("/deployments/filter", {})}
 
+    def run_of(self, name, state):
+        """Wait until a run of the deployment is in this state, and return its id."""
+        where = {"deployments": {"name": {"any_": [name]}}}
+        where["flow_runs"] = {"state": {"type": {"any_": [state]}}}
+        return wait_for(lambda: self.ask("/flow_runs/filter", where))[0]["id"]
+
     def set_active(self, name, active):
         deployment = self.deployments()[name]
         [schedule] = deployment["schedules"]
@@ -181,9 +188,10 @@ class Session:
 
 def wait_for(found):
     end = time.monotonic() + 300
-    while not found():
+    while not (got := found()):
         assert time.monotonic() < end
         time.sleep(1)
+    return got
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +199,13 @@ def session():
     """`make up` in a folder that every user may enter; the tests below share it in order."""
     project = Path(tempfile.mkdtemp(prefix="srift-served-"))
     project.chmod(0o755)
-    (project / "elsewhere").mkdir()
+    (project / "state").mkdir(mode=0o700)
+    log_champion(project / "state")
     (project / "srift.toml").write_text(TOML)
     (project / "flow_of_the_test.py").write_text(FLOW)
     written = yaml.safe_load(SCHEDULE)
-    written["deployments"].append(NIGHTLY | {"parameters": {"provider": "local", "max_usd": 0}})
+    [nightly] = [one for one in DEPLOYMENTS if one["name"] == NIGHTLY]
+    written["deployments"].append(nightly | {"parameters": {"provider": "local", "max_usd": 0}})
     (project / "prefect.yaml").write_text(yaml.safe_dump(written))
     made = Session(project)
     try:
@@ -222,7 +232,7 @@ def test_nobody_reads_or_creates_without_the_credential(session, credential):
 
 
 @slow
-def test_foreign_pages_and_hosts_get_nothing(session):
+def test_foreign_pages_and_hosts_get_nothing(session, tmp_path):
     prefect, mlflow = session.servers.values()
     evil = {"Origin": "https://evil.example"}
     for headers in (evil, {"Origin": "http://127.0.0.1:9"}, {"Host": "evil.example"}):
@@ -232,7 +242,7 @@ def test_foreign_pages_and_hosts_get_nothing(session):
     answer = prefect.ask(prefect.read, evil, session.credential)
     assert "access-control-allow-origin" not in answer.headers
     if CHROMIUM:
-        found = in_a_browser(session.servers, session.credential, session.project / "elsewhere")
+        found = in_a_browser(session.servers, session.credential, tmp_path)
         assert len(found) == 16 and not any(found)
     session.nothing_was_planted()  # a page may send a blind request
 
@@ -251,8 +261,7 @@ def test_another_user_of_the_machine_gets_nothing(session):
 @slow
 def test_the_credential_is_on_no_command_line(session):
     secret = session.credential.partition(":")[2]
-    lines = [str(one.info["cmdline"]) for one in psutil.process_iter(["cmdline"])]
-    assert not [line for line in lines if secret in line]
+    assert all(secret not in str(one.info) for one in psutil.process_iter(["cmdline"]))
 
 
 @slow
@@ -260,13 +269,7 @@ def test_a_killed_run_is_crashed_by_its_missing_heartbeat(session):
     mark = session.home / "hanging"
     wait_for(mark.exists)
     os.kill(int(mark.read_text()), signal.SIGKILL)
-    where = {"deployments": {"id": {"any_": [session.deployments()["hanging"]["id"]]}}}
-
-    def crashed():
-        [run] = session.ask("/flow_runs/filter", where)
-        return run["state_type"] == "CRASHED"
-
-    wait_for(crashed)
+    session.run_of("hanging", "CRASHED")
 
 
 NOTIFY = """
@@ -293,12 +296,19 @@ def test_automations_are_installed_once_and_notify(session):
     with HTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         session.run("-c", NOTIFY.format(url=f"http://127.0.0.1:{hook.server_port}/"))
-        install = (AUTOMATIONS, "--notify", "custom-webhook/here")
+        install = (UP.with_name("automations.py"), "--notify", "custom-webhook/here")
         first, again = (session.run(*install).splitlines() for _ in range(2))
         session.run("-c", REFUSED)
         assert got.get(timeout=120)["body"] == "worse"
         hook.shutdown()
-    assert first == again and f"srift: {NIGHTLY['name']} did not complete" in first
+    assert first == again and f"srift: {NIGHTLY} did not complete" in first
+
+
+@slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_the_page_of_a_refresh_shows_its_lines_and_artifacts_and_links_to_the_report(session):
+    run = session.run_of(NIGHTLY, "COMPLETED")
+    assert "imported-net" in follow_the_report(session.servers, session.credential, run)
 
 
 @slow
@@ -309,16 +319,17 @@ def test_a_schedule_fires_nothing_outlives_the_end_and_the_operators_schedules_s
     wait_for(lambda: ticks.exists() and table.exists())
     assert f"ticked {session.project} {session.project}" in ticks.read_text()
     session.set_active("paused", True)
-    session.set_active(NIGHTLY["name"], False)
+    session.set_active(NIGHTLY, False)
     session.stop()
     assert list(session.processes()) == []
     secret = session.credential.partition(":")[2].encode()
-    files = [path for path in session.home.rglob("*") if path.is_file()]
-    assert [path for path in files if secret in path.read_bytes()] == [session.home / FILE]
+    kept = session.home.rglob("*")
+    found = [path for path in kept if path.is_file() and secret in path.read_bytes()]
+    assert found == [session.home / FILE]
     session.process = session.start()
     assert secret not in session.credential.encode()
     deployments = session.deployments()
-    active = {"every-twenty-seconds": True, "paused": True, NIGHTLY["name"]: False}
+    active = {"every-twenty-seconds": True, "paused": True, NIGHTLY: False}
     assert active == {name: deployments[name]["schedules"][0]["active"] for name in active}
     session.stop()
 

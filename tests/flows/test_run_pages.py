@@ -51,6 +51,7 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
     for part in (
         f"{bought} launches",
         "http://mlflow/#/models/srift-step-time-local/",
+        "Report page: http://mlflow/#/experiments/",
     ):
         assert part in shown["refresh"].data
     assert all(one.description for one in shown.values())

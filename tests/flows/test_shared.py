@@ -4,17 +4,15 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from tasks.training import registry
 from tasks.workspace.settings import load_settings
 from tests import postgres
-from tests.installed import log_challenger, model
+from tests.installed import log_champion, model
 
 pytestmark = [pytest.mark.slow, pytest.mark.local]
-ROOT = Path(__file__).parents[2]
 psycopg2 = pytest.importorskip("psycopg2")
 
 
@@ -37,21 +35,16 @@ def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
 
     s3.create_bucket(Bucket="team")
     (tmp_path / "srift.toml").write_text(section(server, "s3://team/srift"))
-    load_settings(tmp_path / "srift.toml").set_server_variables()
-    version = log_challenger(tmp_path, "ec2")
-    registry.promote(tmp_path, "ec2", version, "better")
+    settings = load_settings(tmp_path / "srift.toml")
+    settings.set_server_variables()
+    version = log_champion(tmp_path, "ec2")
     assert all(key.startswith("srift/mlflow/srift-step-time-ec2/") for key in keys())
     assert not list(tmp_path.rglob("model.pickle"))
-    where = {"host": server, "dbname": "team_mlflow"}
-    with psycopg2.connect(**where, user=postgres.USER) as owner, owner.cursor() as cursor:
-        cursor.execute("create role srift_reader login password 'x'")
-        cursor.execute((ROOT / "deployments/reader.sql").read_text())
-    owner.close()
-    reader = psycopg2.connect(**where, user="srift_reader", password="x")
+    url = postgres.admit_reader(settings.shared.url("team_mlflow"))
+    reader = psycopg2.connect(url)
     with closing(reader), pytest.raises(psycopg2.Error, match="permission denied"):
         reader.cursor().execute("delete from registered_model_aliases")
-    store = os.environ["MLFLOW_TRACKING_URI"]
-    os.environ["MLFLOW_TRACKING_URI"] = store.replace(f"{postgres.USER}@", "srift_reader:x@")
+    os.environ["MLFLOW_TRACKING_URI"] = url.replace("postgresql", "postgresql+psycopg2", 1)
     found = registry.load_champion(tmp_path / "a reader's home", "ec2")
     assert found.version == version
     asked = registry.example(model())
@@ -79,15 +72,15 @@ with own_server():
 
 def test_prefect_keeps_its_history_in_postgresql(server, tmp_path):
     (tmp_path / "srift.toml").write_text(section(server))
-    env = dict(os.environ)
-    env |= dict.fromkeys(("SRIFT_ROOT", "SRIFT_HOME", "PREFECT_HOME"), str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, timeout=300)
+    homes = dict.fromkeys(("SRIFT_ROOT", "SRIFT_HOME", "PREFECT_HOME"), str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], env=os.environ | homes, capture_output=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "prefect.db").exists()
     with closing(
         psycopg2.connect(host=server, user=postgres.USER, dbname="team_prefect")
     ) as connection:
         cursor = connection.cursor()
-        cursor.execute("select name, state_type::text from flow_run")
-        ((_, state),) = cursor.fetchall()
-    assert state == "COMPLETED"
+        cursor.execute("select state_type::text from flow_run")
+        assert cursor.fetchall() == [("COMPLETED",)]

@@ -29,9 +29,8 @@ class Server:
 
     def ask(self, request, headers, credential=""):
         method, path, body = request
-        user, _, password = credential.partition(":")
+        auth = tuple(credential.split(":")) if credential else None
         with httpx.Client(trust_env=False, timeout=60) as client:
-            auth = (user, password) if credential else None
             url = f"{self.url}{path}"
             return client.request(method, url, json=body, headers=headers, auth=auth)
 
@@ -103,28 +102,47 @@ def foreign_page(folder):
         server.shutdown()
 
 
-def in_a_browser(asked, credential, folder):
-    """Log in to both pages, then return what foreign pages in the same browser read."""
+@contextmanager
+def operators_page(asked, credential):
+    """A page of a browser that is logged in to both servers."""
     from playwright.sync_api import sync_playwright
 
     user, _, password = credential.partition(":")
     words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
-    with foreign_page(folder) as port, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
         known = {"username": user, "password": password, "origin": asked["mlflow"].url}
-        context = browser.new_context(http_credentials=known)
-        context.set_default_timeout(120_000)
-        page = context.new_page()
+        page = browser.new_page(http_credentials=known)
+        page.context.set_default_timeout(120_000)
         page.goto(asked["prefect"].url)
         page.locator("input").first.fill(credential)
         page.keyboard.press("Enter")
         page.get_by_text("Active Work Pools").wait_for()
         page.goto(asked["mlflow"].url)
         page.get_by_role("link", name="Experiments").first.wait_for()
-        seen = []
+        yield page
+        browser.close()
+
+
+def in_a_browser(asked, credential, folder):
+    """Return what foreign pages read in the browser of an operator."""
+    seen = []
+    with foreign_page(folder) as port, operators_page(asked, credential) as page:
         for origin in (f"http://evil.example:{port}", f"http://127.0.0.1:{port}"):
             page.goto(origin)
             for server in asked.values():
                 seen += page.evaluate(TRY, asdict(server))
-        browser.close()
     return seen
+
+
+def follow_the_report(asked, credential, run):
+    """Read the log and the artifacts of a refresh, and return the report that they link to."""
+    with operators_page(asked, credential) as page:
+        page.goto(f"{asked['prefect'].url}/runs/flow-run/{run}")
+        page.get_by_text("published 2 rows: ").wait_for()
+        page.get_by_text("Artifacts", exact=True).click()
+        page.get_by_text("launches", exact=True).wait_for()
+        page.get_by_text("refresh", exact=True).last.click()
+        with page.expect_popup() as opened:
+            page.get_by_role("link", name="/report.html").click()
+        return opened.value.frame_locator("iframe").locator("main").inner_text()

@@ -5,7 +5,6 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -90,12 +89,8 @@ def test_the_same_rows_give_the_same_marts(shared, tmp_path):
 
 def test_a_reader_reads_and_can_change_nothing(shared):
     psycopg2 = pytest.importorskip("psycopg2")
-    grants = (Path(__file__).parents[2] / "deployments/reader.sql").read_text()
-    with closing(psycopg2.connect(shared.lake.url)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute("create role srift_reader login password 'x'")
-        cursor.execute(f"{grants}; create table srift_warehouse.later ()")
+    url = postgres.admit_reader(shared.lake.url, "create table srift_warehouse.later ()")
     fill(shared)
-    url = shared.lake.url.replace(f"{postgres.USER}@", "srift_reader:x@")
     reader = SharedWarehouse(shared.path, replace(shared.lake, url=url))
     assert len(reader.select("runs")) == 2
     with pytest.raises(WarehouseError), reader.transact() as writing:

@@ -15,7 +15,7 @@ from warehouse.export import STALE_AFTER_H
 
 from ...reporting.progress import Row, goal_text
 from ...reporting.tables import cautions_in
-from ...workspace.settings import SettingsError
+from ...workspace.settings import GoalSettings, SettingsError
 from ...workspace.workspace import refresh_command, spends_money
 from ..row_filter import rows_with
 
@@ -211,6 +211,16 @@ def select(
     if rank not in ranks:
         raise SettingsError(f"goal {matches[0]} has no rank {rank}: it has ranks 1 to {len(ranks)}")
     return Selection(ranks[rank], list(ranks.values()), now)
+
+
+def only_goal(stated: Sequence[GoalSettings]) -> str | None:
+    """Return the goal of a workload as text; None unless exactly one goal is stated."""
+    if len(stated) != 1:
+        return None
+    [only] = stated
+    return goal_text(
+        {"goal": only.goal, "constraint_hours": only.hours, "constraint_usd": only.usd}
+    )
 
 
 def as_comment(lines: Sequence[str]) -> str:

@@ -170,6 +170,7 @@ def test_the_command_exits_1_if_something_is_wrong_and_prints_policies(aws):
     body = json.loads(ill.stdout)
     assert ill.exit_code == 1 and not body["well"]
     assert {"check", "status", "says"} == set(body["findings"][0])
+    assert "grant select" in CliRunner().invoke(app, ["doctor", "--print-grants"]).stdout
     policies = json.loads(CliRunner().invoke(app, ["doctor", "--print-policies"]).stdout)
     assert "arn:aws:s3:::mailbox/srift/code/*" in json.dumps(policies["node-policy"])
     assert "arn:aws:iam::999988887777:role/srift-node" in json.dumps(policies["controller-policy"])

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from models.domain.cluster import parse_cluster
 from tasks.recommendation.exports import TARGETS, export
-from tasks.recommendation.exports.selection import ExportRefused, select
-from tasks.workspace.settings import SettingsError
+from tasks.recommendation.exports.selection import ExportRefused, only_goal, select
+from tasks.workspace.settings import GoalSettings, SettingsError
 from tests import aws_model
 from tests.installed import furnished
 from tests.ports import free_port
@@ -29,11 +29,22 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = {"g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912, "g4dn.8xlarge": 2.176, "g5.12xlarge": 5.672}
 
 
-PLAIN = {"workload": "resnet50", "goal": "cheapest", "provider": "ec2"}
-PLAIN |= {"region": "us-east-1", "layout": "4", "batch_per_device": "64", "status": "alternative"}
-PLAIN |= {"published_at": NOW - timedelta(hours=9), "price_as_of": NOW - timedelta(hours=10)}
-PLAIN |= {"publication_id": "20261120T030000-ab12", "model_version": "7"}
-PLAIN |= dict.fromkeys(("constraint_hours", "constraint_usd", "p_meets_constraint"))
+PLAIN = {
+    "workload": "resnet50",
+    "goal": "cheapest",
+    "provider": "ec2",
+    "region": "us-east-1",
+    "layout": "4",
+    "batch_per_device": "64",
+    "status": "alternative",
+    "published_at": NOW - timedelta(hours=9),
+    "price_as_of": NOW - timedelta(hours=10),
+    "publication_id": "20261120T030000-ab12",
+    "model_version": "7",
+    "constraint_hours": None,
+    "constraint_usd": None,
+    "p_meets_constraint": None,
+}
 
 
 def row(rank, cluster, hours, **changes):
@@ -41,8 +52,11 @@ def row(rank, cluster, hours, **changes):
     kinds, rate = parse_cluster(cluster), 0.4 if place["market"] == "spot" else 1.0
     offers = [
         place
-        | {"instance_type": kind, "count": kinds.count(kind)}
-        | {"usd_per_hour": PRICES.get(kind, 0.1) * rate}
+        | {
+            "instance_type": kind,
+            "count": kinds.count(kind),
+            "usd_per_hour": PRICES.get(kind, 0.1) * rate,
+        }
         for kind in dict.fromkeys(kinds)
     ]
     usd = hours * sum(offer["count"] * offer["usd_per_hour"] for offer in offers)
@@ -195,7 +209,8 @@ def test_the_row_is_selected_by_goal_provider_and_rank():
         for hours in (12.0, 24.0)
     ]
     rows = [*UNIFORM, *limited]
-    chosen = selected(rows, goal="cheapest_within_deadline 24 h")
+    stated = GoalSettings(goal="cheapest_within_deadline", hours=24.0)
+    chosen = selected(rows, goal=only_goal([stated]))
     assert chosen.first.row["constraint_hours"] == 24.0
     local = row(1, "1xlc.large", 1.0, provider="local")
     refused = [
@@ -230,15 +245,19 @@ def test_newlines_in_names_stay_inside_comments():
         assert "\nimport os" not in export(selected(hostile), target)[1]
 
 
-def test_the_command_prints_or_writes_the_file(own_environment, monkeypatch, tmp_path):
+def test_the_command_prints_or_writes_the_file_of_a_goal_or_of_the_only_goal(
+    own_environment, monkeypatch, tmp_path
+):
     monkeypatch.chdir(furnished())
     monkeypatch.setenv("SRIFT_HOME", str(furnished() / "state"))
-    words = ["export", "conv", "--to", "torchrun", "--goal", "fastest"]
-    printed = CliRunner().invoke(app, words)
+    words = ["export", "conv", "--to", "torchrun"]
+    printed = CliRunner().invoke(app, [*words, "--goal", "fastest"])
     assert printed.exit_code == 0 and ast.parse(printed.stdout) and printed.stderr
-    file = tmp_path / "shares.py"
-    assert CliRunner().invoke(app, [*words, "--output", str(file)]).exit_code == 0
-    assert file.read_text() == printed.stdout
+    monkeypatch.chdir(tmp_path)
+    stated = "[workloads.conv]\nsamples = 1\nglobal_batch = 8\ngoals = [{ goal = 'fastest' }]"
+    (tmp_path / "srift.toml").write_text(stated)
+    assert CliRunner().invoke(app, [*words, "--output", "shares.py"]).exit_code == 0
+    assert (tmp_path / "shares.py").read_text() == printed.stdout
 
 
 TRAINING = """

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 
 import pandas as pd
@@ -139,7 +139,9 @@ def test_the_quick_look_agrees_with_mlflow(home, copy):
     assert in_force(copy / "mlflow.db", NAME, "champion") is None
 
 
-def test_a_challenger_is_promoted_or_refused(tmp_path, capsys):
+def test_a_challenger_is_promoted_or_refused_and_the_champion_keeps_the_report_for_a_server(
+    tmp_path, capsys, monkeypatch
+):
     first = log_challenger(tmp_path, "local")
     challenger = client(tmp_path).get_model_version_by_alias(NAME, "challenger")
     assert int(challenger.version) == first
@@ -154,6 +156,16 @@ def test_a_challenger_is_promoted_or_refused(tmp_path, capsys):
     registry.promote(tmp_path, "local", second, "late", over=first)
     replaced = client(tmp_path).get_model_version_by_alias(NAME, "champion")
     assert (int(replaced.version), replaced.tags["replaces"]) == (second, str(first))
+    page = tmp_path / "report.html"
+    shown = partial(registry.show_report, tmp_path, "local", page)
+    page.write_text("<main>")
+    assert shown() == str(page)
+    monkeypatch.setenv("MLFLOW_PAGES_URI", "http://host:1")
+    assert shown().endswith(f"/runs/{replaced.run_id}/artifacts/report.html")
+    page.unlink()
+    assert shown() == str(page)
+    [stored] = tmp_path.glob("mlartifacts/**/report.html")
+    assert stored.read_text() == "<main>"
     assert "MLFLOW_TRACKING_URI" not in os.environ and NAME not in capsys.readouterr().err
 
 
