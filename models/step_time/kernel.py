@@ -16,7 +16,6 @@ import scipy
 from ..domain.numeric import BoolArray, FloatArray
 from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
-from .rows import Points
 
 # Ways to group rows. Rows of a group share deviations. The first four are for deviations of log T1.
 # They group rows by kind of device, by network, by (workload, one-device mode), and by (workload,
@@ -106,6 +105,9 @@ COLUMN: dict[str, Any] = {
     for (name, width), end in zip(_WIDTHS.items(), _ENDS, strict=True)
 }
 COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
+# The codes that group deviations of log T1, and the codes that group deviations of theta.
+POINT_CODES = slice(COLUMN["kind"], COLUMN["link"])
+ROW_CODES = slice(COLUMN["link"], COLUMN["codes"].stop)
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
@@ -298,7 +300,7 @@ class StepProcess(GaussianProcess):
 
         T1 is the time that one device needs for a forward and a backward pass. log T1 is a sum of
         linear terms and curves. Curves are smooth functions of the batch and of a transformer's
-        shape. `X` has the kernel inputs of each point (see `point_inputs`).
+        shape. `X` has the kernel inputs of each point (`rows.Points`).
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()
@@ -322,16 +324,6 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
     left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
     same: BoolArray = (left == right) & (left > 0)
     return same
-
-
-def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: the kernel inputs of the points."""
-    inputs = np.zeros((len(points.mean), WIDTH))
-    inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
-    inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
-    inputs[:, COLUMN["octave"]], inputs[:, COLUMN["shape"]] = points.octave, points.shape
-    inputs[:, COLUMN["transformer"]] = points.shape[:, 0] > 0
-    return inputs
 
 
 def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:

@@ -281,8 +281,9 @@ class StepTimeModel:
         least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
         batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
         kinds, which = np.unique(self.facts.kinds(types), return_inverse=True)
-        cells = [(workload, mode.alone, kind) for kind in kinds.tolist() for _ in batches]
-        points = self.facts.points(cells, np.tile(batches, len(kinds)))
+        cells = [(workload, mode.alone, kind) for kind in kinds.tolist()]
+        cell, batch = np.indices((len(cells), len(batches))).reshape(2, -1)
+        points = self.facts.points(cells, cell, batches[batch])
         seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
         fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
         slope, intercept = np.transpose(fits)
