@@ -234,9 +234,6 @@ class GaussianProcess:
         found: FloatArray = np.tril(lower) + np.tril(lower, -1).T
         return found
 
-    def mean(self, X: FloatArray) -> FloatArray:
-        return self.covariance(X, self.inputs) @ self.weights
-
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
         """Return the posterior means and variances at the rows of `X`.
 
@@ -326,7 +323,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
     return same
 
 
-def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
+def outlying_factor(process: GaussianProcess, factor: FloatArray | float) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
     The caller multiplies the noise variances by these factors and fits again, several times. Normal

@@ -348,14 +348,14 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     frame = pd.concat(parts, ignore_index=True)
     source = frame["source"].to_numpy(str)
     arrays = read_setups(frame, {})
-    known = arrays.take(np.flatnonzero(source != "probe"))
-    facts = _facts(data, machines, known, profiles)
+
+    def of(*sources: str) -> SetupArrays:
+        return arrays.take(np.flatnonzero(np.isin(source, sources)))
+
+    facts = _facts(data, machines, of("run", "profile", "several"), profiles)
     rows = facts.lay_out(arrays)
-    rows = replace(
-        rows,
-        optimizer=rows.optimizer * (source == "run")[:, None],
-        noise_sd=frame["noise_sd"].to_numpy(float),
-    )
+    rows.optimizer[source != "run"] = 0.0
+    rows.noise_sd[:] = frame["noise_sd"]
     probe, size = source == "probe", probes["bytes"].to_numpy(float)
     rows.point[probe] = rows.middle[probe] = -1
     rows.gradient_bytes[probe], rows.features[probe, 0] = size, np.log2(size)
@@ -364,8 +364,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     regressor = StepTimeRegressor(random_state=seed).fit(
         rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)
     )
-    measured = arrays.take(np.flatnonzero(source == "run"))
-    shown = arrays.take(np.flatnonzero(np.isin(source, ["run", "profile"])))
+    measured = of("run")
     speed_sd = float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0
     run_sd = setups.groupby("kind")["run_sd"].first().map(partial(np.hypot, speed_sd))
     usual_sd = float(np.sqrt((run_sd**2).mean())) if len(run_sd) else speed_sd
@@ -375,7 +374,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         posterior=regressor.posterior_,
         measured=measured,
         run_sd={0.0: usual_sd} | {code_of("kind", kind): float(sd) for kind, sd in run_sd.items()},
-        trained=frozenset((workload, mode) for workload, mode, _ in shown.groups()),
+        trained=frozenset((workload, mode) for workload, mode, _ in of("run", "profile").groups()),
         measured_types=frozenset({*measured.type_names, *profiles["instance_type"]}),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,
