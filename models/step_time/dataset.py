@@ -82,7 +82,7 @@ def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArr
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have a known mode and a positive finite step time."""
     step, known = numbers(runs, "step_s"), [mode in MODES for mode in modes_of(runs)]
-    good = (step > 0) & (step < np.inf) & np.array(known, dtype=bool)
+    good = np.flatnonzero((step > 0) & (step < np.inf) & np.array(known, bool))
     return runs.iloc[good]
 
 

@@ -317,7 +317,7 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
     the code 0 are in no group.
     """
     if group == "all":
-        return np.ones((len(X), len(Y)), dtype=bool)
+        return np.ones((len(X), len(Y)), bool)
     left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
     same: BoolArray = (left == right) & (left > 0)
     return same

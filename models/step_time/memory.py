@@ -332,7 +332,7 @@ def _lines(
     """Fit {(workload, mode, instance type): (base bytes, activation bytes of a sample)}."""
     if "peak_bytes" not in profiles:
         return {}
-    modes = pd.Series(modes_of(profiles), profiles.index, dtype=object)
+    modes = pd.Series(modes_of(profiles), profiles.index)
     known = profiles.assign(mode=modes).dropna(subset="peak_bytes")
     found: dict[Any, Line] = {}
     for cell, rows in known.groupby(["workload", "mode", "instance_type"]):

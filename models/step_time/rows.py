@@ -199,7 +199,7 @@ class SetupFacts:
         """Return the input rows of the regression for `setups`."""
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
-        group = np.zeros(len(kind), dtype=np.intp)
+        group = np.zeros(len(kind), np.intp)
         for at, (_, _, rows) in enumerate(groups):
             group[rows] = at
         cell = (group[:, None] * len(names) + kind)[present]
