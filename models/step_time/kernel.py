@@ -256,7 +256,7 @@ class StepProcess(GaussianProcess):
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         if len(self.inputs) <= _MOST_STORED:
-            state |= {"factor": self.factor, "weights": self.weights}
+            state["factor"] = self.factor
         return state
 
     def deviations(self, X: FloatArray) -> FloatArray:
