@@ -99,12 +99,8 @@ class LogSeconds:
         groups = list(self.groups)
         cell, members = observed.set_index(["group", "member"]).index.factorize(sort=True)
         group = np.array([groups.index(name) for name, _ in members])
-        parts = [
-            np.eye(len(groups))[group[cell]],
-            np.eye(len(members))[cell],
-            x[:, None] - x.mean(),
-        ]
-        design = np.hstack(parts)
+        parts = np.eye(len(groups))[group[cell]], np.eye(len(members))[cell], x - x.mean()
+        design = np.column_stack(parts)
         unseen = [(0.0, self.member_sd)] * len(members)
         mean, sd = np.array([*self.groups.values(), *unseen, self.slope], float).T
         # `groups` has log medians at x = centre, but the design is centred at the mean of x

@@ -315,7 +315,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     lines = [(max(float(np.median(peak)) - gradients, 0.0), gradients / float(sizes[-1]))]
     for few in sizes:
         flat = batch < few
-        design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
+        design = np.column_stack([np.ones(len(batch)), np.where(flat, 0.0, batch)])
         base, sample = np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0].tolist()
         lines.append((max(base, 0.0), max(sample, 0.0)))
 

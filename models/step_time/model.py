@@ -288,7 +288,7 @@ class StepTimeModel:
         fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
         slope, intercept = np.transpose(fits)
         slope = np.maximum(slope, 0.05 * (seconds / batches).min(axis=1))
-        return np.stack([np.maximum(intercept, 0.0), slope], axis=1)[which]
+        return np.column_stack([np.maximum(intercept, 0.0), slope])[which]
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)

@@ -344,14 +344,15 @@ class SetupFacts:
         each = ranks / machines
         log_speed = np.log2([self.machines[name].prior_speed for name in setups.names])
         ahead = setups.by_type(log_speed, 0.0) - log_speed[link][:, None]
-        features = [
-            np.log2(setups.samples / setups.accumulation / ranks),
-            np.log2(machines),
-            np.log2(each),
-            1 - each / setups.layout.max(axis=1),
-            (setups.count * ahead).sum(axis=1) / machines,
-        ]
-        return np.stack(features, axis=1)
+        return np.column_stack(
+            [
+                np.log2(setups.samples / setups.accumulation / ranks),
+                np.log2(machines),
+                np.log2(each),
+                1 - each / setups.layout.max(axis=1),
+                (setups.count * ahead).sum(axis=1) / machines,
+            ]
+        )
 
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds as a fraction of the forward and backward seconds.
