@@ -330,7 +330,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
     if not len(profiles):
         return {}
     timed = profiles.assign(
-        mode=pd.Series(modes_of(profiles), index=profiles.index, dtype=object),
+        mode=pd.Series(modes_of(profiles), profiles.index),
         seconds=profiles["forward_s"] + profiles["backward_s"],
     ).dropna(subset="seconds")
     lines: dict[Any, Line] = {}

@@ -17,4 +17,4 @@ def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
     """
     places: dict[Value, int] = {}
     codes = [places.setdefault(row, len(places)) for row in rows]
-    return tuple(places), np.array(codes, dtype=np.intp)
+    return tuple(places), np.array(codes, np.intp)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from .categorical import numbered
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
 from .suggestions import nearest_names
 from .workload import MODE_COLUMNS, Mode, Setup, joined
@@ -72,14 +71,13 @@ def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     """
     names = ["cluster", "layout", "batch_per_device"]
     columns = [map(str, column(frame, name, "").tolist()) for name in names]
-    rows, which = numbered(zip(*columns, strict=True))
     texts = []
-    for cluster, layout, batch in rows:
+    for cluster, layout, batch in zip(*columns, strict=True):
         numbers = machines_of(cluster, layout.strip(), batch, devices)
         machines = sorted(zip(types_of(cluster), *numbers, strict=True), key=itemgetter(0))
         types, used, share = zip(*machines, strict=True)
         texts.append((cluster_name(types), joined(used), joined(share)))
-    return pd.DataFrame(texts, columns=names).iloc[which].set_axis(frame.index)
+    return pd.DataFrame(texts, frame.index, names)
 
 
 def require_known(names: Iterable[str], known: Sequence[str], what: str) -> None:

@@ -60,7 +60,7 @@ def write_seconds(
 
 def _line(state_bytes: ArrayLike) -> FloatArray:
     """Return the log of the seconds that CM-DARE's line predicts for a checkpoint of this size."""
-    return np.log(3.6 + 0.02 * np.asarray(state_bytes, dtype=float) / 1e6)
+    return np.log(3.6 + 0.02 * np.asarray(state_bytes, float) / 1e6)
 
 
 # Prior of the measured seconds divided by the seconds of CM-DARE's line (see `_line`). CM-DARE's

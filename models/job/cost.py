@@ -80,14 +80,14 @@ def job_costs(
         seed: the seed of the draws of start-up, checkpoints and interruptions.
     """
     step_hours = np.array([-(-workload.samples // setup.global_batch) / 3600 for setup in setups])
-    work_hours = predictions["step_s"].to_numpy(dtype=float) * step_hours
+    work_hours = predictions["step_s"].to_numpy(float) * step_hours
     work_by_draw = step_draws * step_hours[:, None]
     compile_s = [job_conditions.compile_s(workload.name, setup.mode) for setup in setups]
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     clusters = [setup.cluster for setup in setups]
     pools, counts = pools_of(clusters)
     conditions = job_conditions.gangs(pools, counts, state_bytes).later(np.array(compile_s))
-    usd_per_hour = np.array([cluster.total_usd_per_hour for cluster in clusters], dtype=float)
+    usd_per_hour = np.array([cluster.total_usd_per_hour for cluster in clusters], float)
     expected_count, risk = interruptions(work_hours, conditions, seed=seed)
     start_usd = np.array([cluster.start_usd for cluster in clusters])
     download_usd = start_usd * (1 + expected_count / counts.sum(axis=1))

@@ -167,7 +167,7 @@ def _job(work_hours: ArrayLike, conditions: Conditions) -> _Job:
     If `work_hours` is (clusters,), so are the arrays of the result. If it is (clusters, draws),
     they are transposed: (draws, clusters).
     """
-    work = np.asarray(work_hours, dtype=float).T
+    work = np.asarray(work_hours, float).T
     write = conditions.checkpoint_s / 3600
     rate = np.maximum(conditions.hazard_per_hour, _LEAST_HAZARD)
     count = pieces(work, best_interval(write, conditions.hazard_per_hour))

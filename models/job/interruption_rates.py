@@ -137,7 +137,7 @@ def fit_hazard(
             if there is no such launch.
     """
     pools = windows.groupby(["instance_type", "zone"])[["hours", "interruptions"]].sum()
-    hours, count = pools.to_numpy(dtype=float).T
+    hours, count = pools.to_numpy(float).T
     at, names = pools.index.get_level_values("instance_type").factorize(sort=True)
     listed = pd.Series(advised, dtype=float).reindex(names)
     prior = np.log(listed.where(listed > 0, bucket_hazard(None)).to_numpy())
@@ -187,7 +187,7 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     (instance type, zone).
     """
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
-    hours, count = windows[["hours", "interruptions"]].to_numpy(dtype=float).T
+    hours, count = windows[["hours", "interruptions"]].to_numpy(float).T
     expected = zone_rate.loc[pools].to_numpy() * hours
     felt = 1 / _AHEAD + float(passing(hours @ expected / max(expected.sum(), 1e-300)))
     excess = float(np.sum((count - expected) ** 2 - expected))

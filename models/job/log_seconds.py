@@ -57,7 +57,7 @@ class LogSeconds:
             middle, sd = self.groups[key[0]]
             unseen = middle, np.hypot(sd, self.member_sd)
             found.append(self.members.get(key, unseen))
-        return np.array(found, dtype=float).reshape(-1, 2)
+        return np.array(found, float).reshape(-1, 2)
 
     def predict(
         self, keys: Sequence[tuple[str, str]], x: FloatArray
@@ -94,19 +94,15 @@ class LogSeconds:
             return self
         if not (observed["seconds"] > 0).all():
             raise ValueError("observed seconds must be above 0")
-        logs = np.log(observed["seconds"].to_numpy(dtype=float))
-        x = observed["x"].to_numpy(dtype=float)
+        logs = np.log(observed["seconds"].to_numpy(float))
+        x = observed["x"].to_numpy(float)
         groups = list(self.groups)
         cell, members = observed.set_index(["group", "member"]).index.factorize(sort=True)
         group = np.array([groups.index(name) for name, _ in members])
-        parts = [
-            np.eye(len(groups))[group[cell]],
-            np.eye(len(members))[cell],
-            x[:, None] - x.mean(),
-        ]
-        design = np.hstack(parts)
+        parts = np.eye(len(groups))[group[cell]], np.eye(len(members))[cell], x - x.mean()
+        design = np.column_stack(parts)
         unseen = [(0.0, self.member_sd)] * len(members)
-        mean, sd = np.array([*self.groups.values(), *unseen, self.slope], dtype=float).T
+        mean, sd = np.array([*self.groups.values(), *unseen, self.slope], float).T
         # `groups` has log medians at x = centre, but the design is centred at the mean of x
         mean[: len(groups)] += self.slope[0] * (x.mean() - self.centre)
 

@@ -204,7 +204,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
         f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
         for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
-    return _scored(runs[np.array(predictable, dtype=bool)], model)
+    return _scored(runs[np.array(predictable, bool)], model)
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:

@@ -44,8 +44,8 @@ def finish_together(
     total: the number of samples to share.
     devices: the number of devices of each machine.
     """
-    each = np.array([devices], dtype=np.int64)
-    a, k = np.array(lines, dtype=float).T[:, None]
+    each = np.array([devices], np.int64)
+    a, k = np.array(lines, float).T[:, None]
     (samples,) = split_groups(a, k, count=np.ones_like(each), devices=each, total=total).tolist()
     return tuple(samples) if any(samples) else None
 
@@ -218,7 +218,7 @@ class BatchSplits:
         present = machines > 0
         return SetupArrays(
             workloads=(self.workload,),
-            workload=np.zeros(len(kind), dtype=np.intp),
+            workload=np.zeros(len(kind), np.intp),
             modes=self.modes,
             mode=self.mode[rows],
             names=tuple(one.name for one in self.types),
@@ -278,21 +278,21 @@ def splits_of(
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
     kind = np.where(count > 0, order, -1)
-    devices = np.array([one.devices for one in types] + [0], dtype=np.int64)
+    devices = np.array([one.devices for one in types] + [0], np.int64)
     present = devices[kind]
     ranks, machines = (count * present).sum(axis=1), count.sum(axis=1)
     fewest = np.where(kind >= 0, present, devices.max()).min(axis=1)
     largest = present.max(axis=1)
     shards = 2 ** np.floor(np.log2(ranks)).astype(np.int64)
     splits: list[tuple[IntArray, ...]] = []
-    obstacle = np.zeros(len(counts), dtype=np.intp)
+    obstacle = np.zeros(len(counts), np.intp)
     lines = {
-        alone: model.compute_lines(workload.name, [one.name for one in types], mode)
-        for alone, mode in {mode.alone: mode for mode in workload.modes}.items()
+        alone: model.compute_lines(workload.name, [one.name for one in types], alone)
+        for alone in {mode.alone for mode in workload.modes}
     }
     for number, mode in enumerate(workload.modes):
         a, k = np.vstack([lines[mode.alone], (0.0, 1.0)]).T
-        computing = np.array([*(computes(one.device, mode) for one in types), True], dtype=bool)
+        computing = np.array([*(computes(one.device, mode) for one in types), True], bool)
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)
         # Sharded state is divided by the number of ranks. Rounding this number down to a power of
@@ -300,27 +300,21 @@ def splits_of(
         shared_by = np.where(mode.sharded, shards[rows], 1)
         powers, power = np.unique(shared_by, return_inverse=True)
         limits = _largest_batches(model, workload.name, mode, types, powers, max(totals))
-        whole: dict[int, IntArray] = {}  # micro-step samples -> splits of all rows
         for total in totals:
-            fitted, lacking = np.zeros((2, len(rows)), dtype=bool)
+            fitted, lacking = np.zeros((2, len(rows)), bool)
             small = np.arange(1, math.isqrt(total) + 1)
             small = small[total % small == 0]
             for steps in np.union1d(small, total // small).tolist():
-                micro, usual = total // steps, steps in ACCUMULATION_STEPS
-                at = np.flatnonzero(lacking & ~fitted | usual)
+                at = np.flatnonzero(lacking & ~fitted | (steps in ACCUMULATION_STEPS))
                 kinds, each = kind[rows[at]], count[rows[at]]
-                samples = whole.get(micro) if usual else None
-                if samples is None:
-                    samples = split_groups(
-                        a[kinds],
-                        k[kinds],
-                        count=each,
-                        devices=devices[kinds],
-                        total=micro,
-                        equal=mode.of_equal_batches,
-                    )
-                if usual:
-                    whole[micro] = samples
+                samples = split_groups(
+                    a[kinds],
+                    k[kinds],
+                    count=each,
+                    devices=devices[kinds],
+                    total=total // steps,
+                    equal=mode.of_equal_batches,
+                )
                 most = -(-samples // np.maximum(each, 1))
                 limit = limits[power[at, None], int(steps > 1), kinds]
                 possible = samples.any(axis=1)

@@ -101,15 +101,10 @@ class Candidates:
         `fits(cluster)` returns "" if the cluster can be launched, else the reason why it cannot.
         By default, no candidate is skipped.
         """
-        refused: dict[int, bool] = {}
-        columns = (self.column(name, rows).tolist() for name in ("split", "zone", "cluster"))
-        for split, zone, cluster in zip(*columns, strict=True):
-            if refused.get(cluster):
-                continue
+        columns = (self.column(name, rows).tolist() for name in ("split", "zone"))
+        for split, zone in zip(*columns, strict=True):
             setup = self.splits.setup(split, self.zones[zone])
-            if cluster not in refused:
-                refused[cluster] = bool(fits(setup.cluster))
-            if not refused[cluster]:
+            if not fits(setup.cluster):
                 yield setup
 
     def by_price(self) -> IntArray:
@@ -145,7 +140,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     splits = splits_of(workload, types, counts, totals=totals, model=model)
     state_bytes = checkpoint_bytes(workload.gradient_bytes, workload.checkpoint_bytes)
     frames, conditions, first = [], [], 0
-    left_out = np.zeros(len(OBSTACLES), dtype=np.intp)
+    left_out = np.zeros(len(OBSTACLES), np.intp)
     for number, zone in enumerate(zones):
         sells = np.array([one.name in zone for one in types])
         sold = (counts[:, ~sells] == 0).all(axis=1)
@@ -155,9 +150,9 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
         bought = counts[np.ix_(clusters, sells)]
         offers = list(zone.values())
-        prices = np.array([one.total_usd_per_hour for one in offers], dtype=float)
+        prices = np.array([one.total_usd_per_hour for one in offers], float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
-        start_usd = bought @ np.array([one.start_usd for one in offers], dtype=float)
+        start_usd = bought @ np.array([one.start_usd for one in offers], float)
         columns = {
             "split": rows,
             "zone": number,

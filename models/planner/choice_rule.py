@@ -113,8 +113,7 @@ def misses(goal: Goal, chance: FloatArray) -> BoolArray:
     `chance` is the probability of keeping the limit. A goal that states no `p_required` requires
     one half (EVEN_ODDS).
     """
-    required = EVEN_ODDS if goal.p_required is None else goal.p_required
-    return chance < required - _ROUNDING
+    return chance < (goal.p_required or EVEN_ODDS) - _ROUNDING
 
 
 def row_misses(row: Mapping[str, Any]) -> bool:
@@ -123,6 +122,5 @@ def row_misses(row: Mapping[str, Any]) -> bool:
     The probability must be at least the row's `p_required`. If the row has none, the probability
     must be at least one half.
     """
-    chance, required = row.get("p_meets_constraint"), row.get("p_required")
-    least = EVEN_ODDS if required is None else required
+    chance, least = row.get("p_meets_constraint"), row.get("p_required") or EVEN_ODDS
     return chance is not None and bool(chance < least - _ROUNDING)

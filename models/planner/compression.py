@@ -31,7 +31,7 @@ def unproven(
     tolerated: the modes from which the planner can choose.
     """
     doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
-    found = np.array(doubted, dtype=bool)[arrays.mode]
+    found = np.array(doubted, bool)[arrays.mode]
     at = np.flatnonzero(found)
     if len(at):
         dense_s = model.predict_arrays(arrays.take(at).dense())["step_s"].to_numpy(float)

@@ -53,7 +53,7 @@ def compositions(
             for size in sizes
             for members in combinations_with_replacement(range(types), size)
         ]
-        return np.array(rows, dtype=np.int64)
+        return np.array(rows, np.int64)
     for ladders in LADDERS:
         counts = [
             [each for each in product(ladder, repeat=number) if sum(each) <= max_hosts]
@@ -65,10 +65,10 @@ def compositions(
     blocks = []
     for number, each in enumerate(counts, start=1):
         chosen, machines = (
-            np.array(list(rows), dtype=np.int64).reshape(-1, number)
+            np.array(list(rows), np.int64).reshape(-1, number)
             for rows in (combinations(range(types), number), each)
         )
-        block = np.zeros((len(chosen), len(machines), types), dtype=np.int64)
+        block = np.zeros((len(chosen), len(machines), types), np.int64)
         np.put_along_axis(block, chosen[:, None], machines[None], axis=2)
         blocks.append(block.reshape(-1, types))
     found = np.concatenate(blocks)

@@ -102,7 +102,7 @@ def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     probability is below 0.5 %. `usable` has the positions in `costs` to consider.
     """
     what, drawn = goal.used, costs.drawn[goal.used][usable]
-    required = EVEN_ODDS if goal.p_required is None else goal.p_required
+    required = goal.p_required or EVEN_ODDS
     needed, chance = np.quantile(drawn, required, axis=1), (drawn <= goal.limit).mean(axis=1)
     asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
     near, bet = (costs.setups[usable[int(at)]].cluster for at in (needed.argmin(), chance.argmax()))

@@ -111,7 +111,7 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     windows = min(len(losses) for frame in counted for losses in frame["losses"])
     if windows < LEAST_WINDOWS or dense["diverged"].astype(bool).any():
         return None
-    plain = np.array([losses[:windows] for losses in dense["losses"]], dtype=float)
+    plain = np.array([losses[:windows] for losses in dense["losses"]], float)
     first, ends = float(plain[:, :AVERAGED].mean()), plain[:, -AVERAGED:].mean(axis=1)
     last = float(ends.mean())
     if first - last <= np.ptp(ends):

@@ -183,28 +183,26 @@ def _that_fit(
 ) -> tuple[Candidates, IntArray]:
     """Return the remaining candidates, and the positions of the best 2,000 (LOOKED) among them.
 
-    The best 2,000 can all be launched. `supply.fits` checks if a cluster can be launched. The check
-    is slow, so only the clusters of the best candidates are checked. Candidates whose cluster fails
-    the check are dropped, and the best candidates are selected again, until all of them pass.
+    The best 2,000 can all be launched. `supply.fits` checks if a cluster can be launched. Only the
+    clusters of the best candidates are checked. Candidates whose cluster fails the check are
+    dropped, and the best candidates are selected again, until all of them pass.
 
     found: all candidates, with hours and dollars that the step-time formula estimates.
     """
-    checked, refused = set[int](), 0
+    refused = 0
     while True:
         best = shortlist(found, goals, LOOKED)
         clusters, first = np.unique(found.column("cluster", best), return_index=True)
-        new = ~np.isin(clusters, list(checked))
-        setups = found.setups(best[first[new]])
+        setups = found.setups(best[first])
         unfit = [
             cluster
-            for cluster, setup in zip(clusters[new].tolist(), setups, strict=True)
+            for cluster, setup in zip(clusters.tolist(), setups, strict=True)
             if supply.fits(setup.cluster)
         ]
         if not unfit:
             left_out = {**found.left_out, "that cannot be launched": refused}
             return replace(found, left_out=left_out), best
         refused += len(unfit)
-        checked.update(clusters.tolist())
         found = replace(found, frame=found.frame[~found.frame["cluster"].isin(unfit)])
 
 
@@ -284,12 +282,9 @@ def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
     equal rows, one is returned. Rows whose hours or dollars are not finite are left out.
     """
     order = np.flatnonzero(np.isfinite(hours) & np.isfinite(usd))
-    order = order[np.argsort(hours[order])]
-    for _ in range(2):  # the first pass, sorted by hours alone, is fast and leaves few rows
-        before = np.minimum.accumulate(np.append(np.inf, usd[order]))[:-1]
-        order = order[usd[order] < before]
-        order = order[np.lexsort((usd[order], hours[order]))]
-    return order
+    order = order[np.lexsort((usd[order], hours[order]))]
+    before = np.minimum.accumulate(np.append(np.inf, usd[order]))[:-1]
+    return order[usd[order] < before]
 
 
 def _frontier(costs: JobCosts, front: IntArray, goal: Goal) -> list[Row]:

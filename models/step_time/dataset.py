@@ -76,14 +76,13 @@ def definition_digests(frame: pd.DataFrame, name: str) -> dict[str, str]:
 
 def numbers(frame: pd.DataFrame, name: str, default: float = np.nan) -> FloatArray:
     """Return a (rows,) array: the numbers of column `name`, with `default` for missing values."""
-    values = pd.to_numeric(column(frame, name, default), errors="coerce")
-    return values.to_numpy(float, copy=True)
+    return pd.to_numeric(column(frame, name, default), errors="coerce").to_numpy(float, copy=True)
 
 
 def valid_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have a known mode and a positive finite step time."""
     step, known = numbers(runs, "step_s"), [mode in MODES for mode in modes_of(runs)]
-    good = np.flatnonzero((step > 0) & (step < np.inf) & np.array(known, dtype=bool))
+    good = np.flatnonzero((step > 0) & (step < np.inf) & np.array(known, bool))
     return runs.iloc[good]
 
 

@@ -214,8 +214,7 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
 def _slower(a: FloatArray, b: FloatArray, power: FloatArray | float = _POWER) -> FloatArray:
     """Return a smooth maximum, (a^power + b^power)^(1/power)."""
     top = np.maximum(np.maximum(a, b), 1e-30)
-    both: FloatArray = top * ((a / top) ** power + (b / top) ** power) ** (1 / power)
-    return both
+    return top * ((a / top) ** power + (b / top) ** power) ** (1 / power)
 
 
 def usable_gbps(nominal: FloatArray) -> FloatArray:

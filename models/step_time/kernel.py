@@ -16,7 +16,6 @@ import scipy
 from ..domain.numeric import BoolArray, FloatArray
 from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
-from .rows import Points
 
 # Ways to group rows. Rows of a group share deviations. The first four are for deviations of log T1.
 # They group rows by kind of device, by network, by (workload, one-device mode), and by (workload,
@@ -106,6 +105,9 @@ COLUMN: dict[str, Any] = {
     for (name, width), end in zip(_WIDTHS.items(), _ENDS, strict=True)
 }
 COLUMN |= {group: COLUMN["codes"].start + at for at, group in enumerate(CODES)}
+# The codes that group deviations of log T1, and the codes that group deviations of theta.
+POINT_CODES = slice(COLUMN["kind"], COLUMN["link"])
+ROW_CODES = slice(COLUMN["link"], COLUMN["codes"].stop)
 
 
 def _near(a: FloatArray, b: FloatArray, length: FloatArray) -> FloatArray:
@@ -232,9 +234,6 @@ class GaussianProcess:
         found: FloatArray = np.tril(lower) + np.tril(lower, -1).T
         return found
 
-    def mean(self, X: FloatArray) -> FloatArray:
-        return self.covariance(X, self.inputs) @ self.weights
-
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
         """Return the posterior means and variances at the rows of `X`.
 
@@ -257,7 +256,7 @@ class StepProcess(GaussianProcess):
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         if len(self.inputs) <= _MOST_STORED:
-            state |= {"factor": self.factor, "weights": self.weights}
+            state["factor"] = self.factor
         return state
 
     def deviations(self, X: FloatArray) -> FloatArray:
@@ -298,7 +297,7 @@ class StepProcess(GaussianProcess):
 
         T1 is the time that one device needs for a forward and a backward pass. log T1 is a sum of
         linear terms and curves. Curves are smooth functions of the batch and of a transformer's
-        shape. `X` has the kernel inputs of each point (see `point_inputs`).
+        shape. `X` has the kernel inputs of each point (`rows.Points`).
         """
         inputs, weights = self._points
         found, bare = np.zeros(len(X)), X.copy()
@@ -318,23 +317,13 @@ def _same(X: FloatArray, Y: FloatArray, group: str) -> BoolArray:
     the code 0 are in no group.
     """
     if group == "all":
-        return np.ones((len(X), len(Y)), dtype=bool)
+        return np.ones((len(X), len(Y)), bool)
     left, right = X[:, COLUMN[group], None], Y[:, COLUMN[group]]
     same: BoolArray = (left == right) & (left > 0)
     return same
 
 
-def point_inputs(points: Points) -> FloatArray:
-    """Return a (points, WIDTH) array: the kernel inputs of the points."""
-    inputs = np.zeros((len(points.mean), WIDTH))
-    inputs[:, T1], inputs[:, COLUMN["alone"]] = points.effects, 1.0
-    inputs[:, COLUMN["codes"].start : COLUMN["link"]] = points.codes
-    inputs[:, COLUMN["octave"]], inputs[:, COLUMN["shape"]] = points.octave, points.shape
-    inputs[:, COLUMN["transformer"]] = points.shape[:, 0] > 0
-    return inputs
-
-
-def outlying_factor(process: GaussianProcess, factor: FloatArray | float = 1.0) -> FloatArray:
+def outlying_factor(process: GaussianProcess, factor: FloatArray | float) -> FloatArray:
     """Return a (rows,) array of factors for the noise variances: above 1 for outliers, else 1.
 
     The caller multiplies the noise variances by these factors and fits again, several times. Normal

@@ -52,12 +52,12 @@ class StepKernel(Kernel):  # type: ignore[misc]
     def __call__(self, X: FloatArray, Y: object = None, eval_gradient: bool = False) -> Any:
         total = np.zeros((len(X), len(X)))
         found = np.zeros((len(X), len(X), len(SPREADS)))
-        position = {name: at for at, name in enumerate(SPREADS)}
+        names = [*SPREADS]
         for name, values in terms(X):
             if name is None:
                 total += values
             else:
-                at = position[name]
+                at = names.index(name)
                 found[:, :, at] += 2 * np.exp(2 * self.log_spreads[at]) * values
         total = total + found.sum(axis=2) / 2
         return (total, found) if eval_gradient else total

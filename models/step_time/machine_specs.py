@@ -102,7 +102,6 @@ def read_machines(instance_types: pd.DataFrame, seen: Collection[str]) -> dict[s
     return {name: Machine(**row) for name, row in rows.items()}
 
 
-@cache
 def device_kind(name: str, machine: Machine) -> str:
     """Return the kind of device: the name of the accelerator, or `name` if there is none.
 

@@ -315,7 +315,7 @@ def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     lines = [(max(float(np.median(peak)) - gradients, 0.0), gradients / float(sizes[-1]))]
     for few in sizes:
         flat = batch < few
-        design = np.stack([np.ones(len(batch)), np.where(flat, 0.0, batch)], axis=1)
+        design = np.column_stack([np.ones(len(batch)), np.where(flat, 0.0, batch)])
         base, sample = np.linalg.lstsq(design, peak - gradients * flat, rcond=None)[0].tolist()
         lines.append((max(base, 0.0), max(sample, 0.0)))
 
@@ -332,7 +332,7 @@ def _lines(
     """Fit {(workload, mode, instance type): (base bytes, activation bytes of a sample)}."""
     if "peak_bytes" not in profiles:
         return {}
-    modes = pd.Series(modes_of(profiles), profiles.index, dtype=object)
+    modes = pd.Series(modes_of(profiles), profiles.index)
     known = profiles.assign(mode=modes).dropna(subset="peak_bytes")
     found: dict[Any, Line] = {}
     for cell, rows in known.groupby(["workload", "mode", "instance_type"]):

@@ -281,13 +281,14 @@ class StepTimeModel:
         least, _, most = self.facts.octaves.get((workload, mode.alone), np.zeros(3))
         batches = 2.0 ** np.linspace(least, max(most, least + 1), 8)
         kinds, which = np.unique(self.facts.kinds(types), return_inverse=True)
-        cells = [(workload, mode.alone, kind) for kind in kinds.tolist() for _ in batches]
-        points = self.facts.points(cells, np.tile(batches, len(kinds)))
+        cells = [(workload, mode.alone, kind) for kind in kinds.tolist()]
+        cell, batch = np.indices((len(cells), len(batches))).reshape(2, -1)
+        points = self.facts.points(cells, cell, batches[batch])
         seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
         fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
         slope, intercept = np.transpose(fits)
         slope = np.maximum(slope, 0.05 * (seconds / batches).min(axis=1))
-        return np.stack([np.maximum(intercept, 0.0), slope], axis=1)[which]
+        return np.column_stack([np.maximum(intercept, 0.0), slope])[which]
 
     def _beliefs(self, arrays: SetupArrays, *, covariance: bool = False) -> Beliefs:
         rows = self.facts.lay_out(arrays)
@@ -347,14 +348,14 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     frame = pd.concat(parts, ignore_index=True)
     source = frame["source"].to_numpy(str)
     arrays = read_setups(frame, {})
-    known = arrays.take(np.flatnonzero(source != "probe"))
-    facts = _facts(data, machines, known, profiles)
+
+    def of(*sources: str) -> SetupArrays:
+        return arrays.take(np.flatnonzero(np.isin(source, sources)))
+
+    facts = _facts(data, machines, of("run", "profile", "several"), profiles)
     rows = facts.lay_out(arrays)
-    rows = replace(
-        rows,
-        optimizer=rows.optimizer * (source == "run")[:, None],
-        noise_sd=frame["noise_sd"].to_numpy(float),
-    )
+    rows.optimizer[source != "run"] = 0.0
+    rows.noise_sd[:] = frame["noise_sd"]
     probe, size = source == "probe", probes["bytes"].to_numpy(float)
     rows.point[probe] = rows.middle[probe] = -1
     rows.gradient_bytes[probe], rows.features[probe, 0] = size, np.log2(size)
@@ -363,8 +364,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     regressor = StepTimeRegressor(random_state=seed).fit(
         rows, frame["step_s"].to_numpy(float), frame["runs"].to_numpy(float)
     )
-    measured = arrays.take(np.flatnonzero(source == "run"))
-    shown = arrays.take(np.flatnonzero(np.isin(source, ["run", "profile"])))
+    measured = of("run")
     speed_sd = float(runs["speed_sd"].iloc[0]) if "speed_sd" in runs and len(runs) else 0.0
     run_sd = setups.groupby("kind")["run_sd"].first().map(partial(np.hypot, speed_sd))
     usual_sd = float(np.sqrt((run_sd**2).mean())) if len(run_sd) else speed_sd
@@ -374,7 +374,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         posterior=regressor.posterior_,
         measured=measured,
         run_sd={0.0: usual_sd} | {code_of("kind", kind): float(sd) for kind, sd in run_sd.items()},
-        trained=frozenset((workload, mode) for workload, mode, _ in shown.groups()),
+        trained=frozenset((workload, mode) for workload, mode, _ in of("run", "profile").groups()),
         measured_types=frozenset({*measured.type_names, *profiles["instance_type"]}),
         memory=fit_memory(data.profiles, measured, machines, facts.workloads),
         loaders=loaders,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..domain.numeric import Z_90, FloatArray
 from .formula import MEAN, Times, slopes, step_times
-from .kernel import COLUMN, T1, THETA, WIDTH, StepProcess, point_inputs
+from .kernel import COLUMN, ROW_CODES, T1, THETA, WIDTH, StepProcess
 from .residuals import Neighbours, Spreads, spreads_of, without_rows
 from .rows import Points, Rows
 
@@ -20,7 +20,6 @@ from .rows import Points, Rows
 # cluster, relative to the standard deviation of residuals. On larger clusters of T4, 2080 Ti and
 # V100, predictions are off by 6, 7 and 38 %. The residuals vary by 6, 8 and 25 %.
 _DOUBT = 2.5
-_ROW_CODES = slice(COLUMN["link"], COLUMN["library"] + 1)
 
 
 class Beliefs(NamedTuple):
@@ -110,8 +109,9 @@ class Posterior:
 
     def log_one_device_s(self, points: Points) -> FloatArray:
         """Return a (points,) array: posterior means of the log one-device seconds."""
-        inputs = point_inputs(points)
-        _, first, cell = np.unique(points.codes[:, -1], return_index=True, return_inverse=True)
+        inputs = points.inputs
+        cells = inputs[:, COLUMN["cell"]]
+        _, first, cell = np.unique(cells, return_index=True, return_inverse=True)
         deviations = self.process.deviations(inputs[first])[cell, T1]
         moved: FloatArray = (inputs[:, T1] * deviations).sum(axis=1)
         return points.mean + moved + self.process.curves(inputs)
@@ -123,7 +123,7 @@ class Posterior:
         keys = rows.cell + 1j * rows.codes[:, 3]
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         inputs = np.zeros((len(first), WIDTH))
-        inputs[:, _ROW_CODES] = rows.codes[first]
+        inputs[:, ROW_CODES] = rows.codes[first]
         return (MEAN + self.process.deviations(inputs)[:, THETA])[which]
 
     def linear(self, rows: Rows) -> Linear:
@@ -133,11 +133,11 @@ class Posterior:
         log_s = np.log(times.step_s)
         by_theta, by_t1 = slopes(line, values, log_s)
         point = np.take_along_axis(rows.point, times.slowest[:, None], axis=1)[:, 0]
-        inputs = np.vstack([point_inputs(rows.points), np.zeros(WIDTH)])[point]
+        inputs = np.vstack([rows.points.inputs, np.zeros(WIDTH)])[point]
         inputs[:, T1] *= by_t1[:, None]
         inputs[:, [COLUMN["alone"], COLUMN["transformer"]]] *= by_t1[:, None]
         inputs[:, THETA] = by_theta
-        inputs[:, _ROW_CODES] = rows.codes
+        inputs[:, ROW_CODES] = rows.codes
         inputs[:, COLUMN["features"]] = rows.features
         reach = np.array([self.reach.get(kind, 2.0) for kind in rows.kind.tolist()])
         spread = np.linalg.norm(spreads_of(self.spreads, rows)[:, :2], axis=1)

@@ -140,8 +140,8 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         balanced over shapes of clusters. A cell is a workload in one mode on one kind of device.
         """
         several = random.permutation(np.flatnonzero(X.ranks > 1))
-        columns = [X.cell[several, None], X.features[several][:, 1:4].round(6)]
-        frame = pd.DataFrame(np.hstack(columns))
+        shape = X.features[several][:, 1:4].round(6)
+        frame = pd.DataFrame(np.column_stack([X.cell[several], shape]))
         turn = frame.groupby([*frame]).cumcount().sort_values(kind="stable")
         order = frame.loc[turn.index].groupby(0).cumcount().sort_values(kind="stable")
         kept = several[order.index[: self.most_rows]]

@@ -90,9 +90,9 @@ def fit_neighbours(
         process = _fitted(rows.features, residual, spread, noise * factor)
         factor = outlying_factor(process, factor)
     noise = noise * factor
-    wider = _left_out_factor(process, rows.features)
+    wider = _left_out_factor(process)
     process = _fitted(rows.features, residual, wider * spread, wider**2 * noise)
-    moved = process.mean(rows.features)
+    moved, _ = process.posterior(rows.features, joint=False)
     return Neighbours(process, min(moved.min(), 0.0), max(moved.max(), 0.0)), wider * spread
 
 
@@ -113,12 +113,13 @@ def _fitted(
     return GaussianProcess(covariance, features, residual, noise)
 
 
-def _left_out_factor(process: GaussianProcess, features: FloatArray) -> float:
+def _left_out_factor(process: GaussianProcess) -> float:
     """Return the factor on the standard deviations of `process` that calibrates its intervals.
 
     With this factor, 90 % of the cross-validation errors are inside the 90 % intervals. The factor
     is at least 0.8 and at most 4. With fewer than 40 rows (ENOUGH), the factor is 1.
     """
+    features = process.inputs
     if len(features) < ENOUGH:
         return 1.0
     # Rows of the same cluster have common causes of errors, so they are left out together.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from ..domain.numeric import FloatArray, IntArray
 from ..domain.optimizer_state import checkpoint_bytes
@@ -22,8 +21,9 @@ from .bytes_sent import (
     tensor_bytes,
 )
 from .formula import BUCKET, RDMA_GBPS, Line, known_overlap
+from .kernel import COLUMN, POINT_CODES, T1, WIDTH
 from .machine_specs import Machine, device_kind, sheet_of
-from .one_device import EFFECTS, Transformer, prior
+from .one_device import Transformer, prior
 from .setup_arrays import SetupArrays
 
 PROBE = "(all-reduce alone)"  # placeholder for the workload of all-reduces without training
@@ -78,26 +78,14 @@ def code_of(*key: object) -> float:
     return float(zlib.crc32(repr(key).encode()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
+class Points(NamedTuple):
     """The inputs from which the seconds of one device are predicted, with a row for each point.
 
-    A point is a workload in a mode, on a kind of device, with a batch. The middle batch is the
-    median of the measured batches of the workload. The columns of `codes` are the codes (`code_of`)
-    of these groups:
-
-    1. the kind of device
-    2. the neural network
-    3. the (workload, mode)
-    4. the (workload, mode, kind of device)
+    A point is a workload in a mode, on a kind of device, with a batch.
     """
 
-    mean: FloatArray  # prior mean of log seconds
-    effects: FloatArray  # (points, effects) values of one_device.EFFECTS
-    octave: FloatArray  # log2(batch / middle batch)
-    # (points, 4) log2 of a transformer's width, tokens and sequence; 1 if it recomputes activations
-    shape: FloatArray
-    codes: FloatArray  # (points, 4)
+    mean: FloatArray  # (points,) prior mean of log seconds
+    inputs: FloatArray  # (points, WIDTH) inputs of the covariance (kernel.COLUMN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,26 +199,26 @@ class SetupFacts:
         """Return the input rows of the regression for `setups`."""
         kind, present, names = setups.kind, setups.present, self.kinds(setups.names)
         groups = setups.groups()
-        group = np.zeros(len(kind), dtype=np.intp)
+        group = np.zeros(len(kind), np.intp)
         for at, (_, _, rows) in enumerate(groups):
             group[rows] = at
         cell = (group[:, None] * len(names) + kind)[present]
-        members = pd.DataFrame({"cell": cell, "batch": setups.batch[present]})
-        by_point = members.groupby(["cell", "batch"])
-        distinct, where = by_point.size().reset_index(), by_point.ngroup().to_numpy()
-        cells, cell_of = np.unique(distinct["cell"], return_inverse=True)
+        cells, cell_of = np.unique(cell, return_inverse=True)
         keys: list[Cell] = []
         for at, name in zip(*np.divmod(cells, len(names)), strict=True):
             workload, mode, _ = groups[at]
             keys.append((workload, mode.alone, names[name]))
+        # A complex number holds both values, because np.unique is slow for rows of two numbers.
+        distinct, where = np.unique(cell_of + 1j * setups.batch[present], return_inverse=True)
         points = self.points(
-            [keys[at] for at in cell_of] + keys,
-            np.append(distinct["batch"], [2 ** self.middle_of(*key[:2]) for key in keys]),
+            keys,
+            np.append(distinct.real.astype(np.intp), np.arange(len(keys))),
+            np.append(distinct.imag, [2 ** self.middle_of(*key[:2]) for key in keys]),
         )
         point, middle = np.full((2, *kind.shape), -1)
-        point[present], middle[present] = where, len(distinct) + cell_of[where]
+        point[present], middle[present] = where, len(distinct) + cell_of
         optimizer = np.zeros(kind.shape)
-        optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of[where]]
+        optimizer[present] = np.array([self._optimizer(key) for key in keys])[cell_of]
         link = self._slowest_link(setups)
         codes = [
             (
@@ -257,22 +245,19 @@ class SetupFacts:
             noise_sd=np.zeros(len(group)),
         )
 
-    def points(self, keys: list[Cell], batch: FloatArray) -> Points:
+    def points(self, cells: list[Cell], cell: IntArray, batch: FloatArray) -> Points:
         """Return the inputs from which the one-device seconds of points are predicted.
 
-        keys: the (workload, one-device mode, kind of device) of each point.
+        cells: (workload, one-device mode, kind of device).
+        cell: (points,) the position in `cells` of each point.
         batch: (points,) the batch of each point.
         """
-        positions: defaultdict[Cell, list[int]] = defaultdict(list)
-        for place, key in enumerate(keys):
-            positions[key].append(place)
-        mean, octave = np.zeros((2, len(keys)))
-        effects, shape, codes = (np.zeros((len(keys), width)) for width in (len(EFFECTS), 4, 4))
-        for key, at in positions.items():
-            workload, mode, kind = key
+        mean, inputs = np.zeros(len(batch)), np.zeros((len(batch), WIDTH))
+        inputs[:, COLUMN["alone"]] = 1.0
+        for place, (workload, mode, kind) in enumerate(cells):
+            at = np.flatnonzero(cell == place)
             facts, middle = self.of(workload), self.middle_of(workload, mode)
-            octave[at] = np.log2(batch[at]) - middle
-            mean[at], effects[at], shape[at] = prior(
+            mean[at], inputs[at, T1], inputs[at, COLUMN["shape"]] = prior(
                 batch[at],
                 middle,
                 sheet_of(kind, mode.precision, self.machines),
@@ -280,16 +265,18 @@ class SetupFacts:
                 transformer=facts.transformer,
                 recomputed="checkpointing" in mode.switches,
             )
+            inputs[at, COLUMN["octave"]] = np.log2(batch[at]) - middle
+            inputs[at, COLUMN["transformer"]] = facts.transformer is not None
             # Transformers of equal layers and width count as the same network, even if their
             # sequences differ in length.
             network = facts.transformer[1:3] if facts.transformer else workload
-            codes[at] = (
+            inputs[at, POINT_CODES] = (
                 code_of("kind", kind),
                 code_of("network", network),
                 code_of("workload", workload, mode),
-                code_of("cell", *key),
+                code_of("cell", workload, mode, kind),
             )
-        return Points(mean=mean, effects=effects, octave=octave, shape=shape, codes=codes)
+        return Points(mean, inputs)
 
     def _exchange(self, setups: SetupArrays, link: IntArray) -> dict[str, FloatArray]:
         """Return the fields of a `Line` that describe the exchange of gradients.
@@ -357,14 +344,15 @@ class SetupFacts:
         each = ranks / machines
         log_speed = np.log2([self.machines[name].prior_speed for name in setups.names])
         ahead = setups.by_type(log_speed, 0.0) - log_speed[link][:, None]
-        features = [
-            np.log2(setups.samples / setups.accumulation / ranks),
-            np.log2(machines),
-            np.log2(each),
-            1 - each / setups.layout.max(axis=1),
-            (setups.count * ahead).sum(axis=1) / machines,
-        ]
-        return np.stack(features, axis=1)
+        return np.column_stack(
+            [
+                np.log2(setups.samples / setups.accumulation / ranks),
+                np.log2(machines),
+                np.log2(each),
+                1 - each / setups.layout.max(axis=1),
+                (setups.count * ahead).sum(axis=1) / machines,
+            ]
+        )
 
     def _optimizer(self, cell: Cell) -> float:
         """Return the optimizer's seconds as a fraction of the forward and backward seconds.

@@ -52,7 +52,7 @@ def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Colle
     return collect(workspace, now)
 
 
-def reap_now(provider: str | None = None) -> list[str]:
+def reap_now(provider: str | None) -> list[str]:
     """End overdue machines, and load the records of ended launches.
 
     Prints and returns one sentence per action.

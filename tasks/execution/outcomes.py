@@ -99,7 +99,7 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 
 
 def launch_row(
-    lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int = 0
+    lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int
 ) -> Row:
     """Return a row about a whole launch, with the columns of a row about a run.
 

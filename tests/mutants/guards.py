@@ -143,7 +143,7 @@ MUTANTS = (
         "models/step_time/test_memory.py"),
     _of("memory-limit", "models/planner/batch_split.py", r"most <= limit\)", "most > 0)",
         "models/planner/test_batch_split.py"),
-    _of("p-required", "models/planner/choice_rule.py", r"EVEN_ODDS if goal\.p_required is None else goal\.p_required",
+    _of("p-required", "models/planner/choice_rule.py", r"goal\.p_required or EVEN_ODDS",
         "EVEN_ODDS", "models/planner/test_ranking.py"),
     _of("p-default", "models/domain/workload.py", r"p_required: float \| None = None",
         "p_required: float | None = 0.9", "models/planner/test_ranking.py"),
