@@ -436,8 +436,8 @@ def misses_a_rank_within_the_timeout(*groups):
 
 
 def loaded(model, make_batch, **changes):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = {"loss": nn.functional.mse_loss, "optimizer": optimizer} | changes
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = {"loss": nn.functional.mse_loss, "optimizer": sgd} | changes
     return LoadedWorkload(model=model, make_batch=make_batch, **made)
 
 
