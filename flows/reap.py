@@ -7,7 +7,8 @@ from prefect import flow, task
 from tasks.execution.collect import end_and_collect
 from tasks.workspace.workspace import open_workspace
 
-end_overdue = task(end_and_collect)
+# Ending machines again is harmless, and loaded records are not loaded again.
+end_overdue = task(retries=2, retry_delay_seconds=2)(end_and_collect)
 
 
 @flow(name="reap", flow_run_name="reap {provider}", log_prints=True)

@@ -39,7 +39,12 @@ class AttemptEnd:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
 
-def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
+def blame(
+    finished: Sequence[Row],
+    under_way: str,
+    planned: Collection[str],
+    kills: Sequence[str],
+) -> AttemptEnd:
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
     The exit codes of the workers show which node most likely caused the failure. The report of that
@@ -49,6 +54,7 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     finished: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
     under_way: id of the run to blame if the report names no run in `planned`.
     planned: ids of the attempt's runs.
+    kills: for each node, why its machine killed processes, as the provider knows; or "".
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
@@ -58,8 +64,10 @@ def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> 
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
     last = str(witness.get("log_tail", "")).strip().splitlines()[-1:]
     ended = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
-    why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or ended
-    without = [node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE]
+    why = witness.get("reason") or ended
+    if code == -signal.SIGKILL:
+        why = kills[witness["node"]] or _OUT_OF_MEMORY
+    without = (node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE)
     is_full = code == EXIT_MAILBOX
     return AttemptEnd(
         how="lost" if is_full else "failed",

@@ -159,7 +159,7 @@ class NodeState:
     """The state of one machine, as its provider reports it.
 
     interrupted: True if the provider took the machine away.
-    reason: why the machine has ended.
+    reason: why the machine has ended, or why it killed processes.
     leaving_s: seconds until the machine's announced end; None if no end is announced.
     """
 

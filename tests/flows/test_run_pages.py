@@ -23,9 +23,10 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
 ):
     project = shutil.copytree(furnished(), tmp_path / "project")
     machines = Measuring(project / "state")
-    once = Mock(side_effect=[ProviderError, DEFAULT, DEFAULT], wraps=machines.offers)
-    monkeypatch.setattr(machines, "offers", once)
-    monkeypatch.setattr("flows.market.ask.retry_delay_seconds", 0)
+    for name, task in (("offers", "market.ask"), ("reap", "reap.end_overdue")):
+        once = Mock(side_effect=[ProviderError, DEFAULT, DEFAULT], wraps=getattr(machines, name))
+        monkeypatch.setattr(machines, name, once)
+        monkeypatch.setattr(f"flows.{task}.retry_delay_seconds", 0)
     monkeypatch.setattr(LOCAL, Mock(return_value=machines))
     enter(project, monkeypatch)
     monkeypatch.setattr("tasks.reporting.progress.Reporter.watch", Mock())  # so progress is at 0 %
@@ -40,7 +41,10 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
         shown = {one.key: one for one in client.read_artifacts() if one.key}
         bought = len(machines.requested)
         again = refresh("local", 0.0)
-    assert machines.offers.call_count == 3 and len(machines.requested) == bought
+    assert (
+        machines.offers.call_count == machines.reap.call_count == 3
+        and len(machines.requested) == bought
+    )
     assert again["measured"]["launches"] == 0
     rows = pd.read_parquet(project / "state/published/recommendations.parquet")
     assert set(rows["publication_id"]) == {again["refresh_id"]}

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from models.domain.cluster import Cluster
-from tasks import node
 from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.network import detect
@@ -33,7 +32,7 @@ needs_quota = pytest.mark.skipif(bool(SHARES.why_not), reason=f"no CPU quotas: {
 
 def instance_type(**changes):
     stated = {"cores": SHARE, "memory_gib": 1.0, "bandwidth_gbps": 0.2, "usd_per_hour": 0.036}
-    return LocalInstanceType(**stated | {"spot_usd_per_hour": 0.018} | changes)
+    return LocalInstanceType(spot_usd_per_hour=0.018, **stated | changes)
 
 
 TYPES = {
@@ -44,13 +43,8 @@ TYPES = {
 }
 
 
-def provider(home):
-    return LocalProvider(home, TYPES, HERE / "standin/node", sys.executable)
-
-
-def real_provider(home):
-    """With the agents that measure, not stand-ins."""
-    return LocalProvider(home, TYPES, Path(node.__file__).parent, sys.executable)
+def provider(home, agent=HERE / "standin/node"):
+    return LocalProvider(home, TYPES, agent, sys.executable)
 
 
 def cluster(local, *names):
@@ -97,7 +91,7 @@ def post(running, node, **job):
 def ask(running, node, **job):
     answer = post(running, node, **job)
     wait_for(answer.exists)
-    return dict(json.loads(answer.read_text()))
+    return json.loads(answer.read_text())
 
 
 def best(measure, enough):
@@ -113,11 +107,11 @@ def best(measure, enough):
 def rate_gbps(running, sender, receiver):
     size = 10_000_000
     answer = ask(running, sender, kind="send", address=running.addresses[receiver], count=size)
-    return float(size * 8 / answer["seconds"] / 1e9)
+    return size * 8 / answer["seconds"] / 1e9
 
 
 def share(running):
-    return float(ask(running, 0, kind="burn", seconds=0.6)["share"])
+    return ask(running, 0, kind="burn", seconds=0.6)["share"]
 
 
 def left_over(of):
@@ -127,7 +121,8 @@ def left_over(of):
     home = of if isinstance(of, Path) else of.store.root.parent
     store = LeaseStore(home)
     found = [str(mark) for mark in hosts() if mark.home == store.token]
-    found += [group.name for group in SHARES.base.glob(f"{store.prefix}*")]
+    for base in {SHARES.base, SHARES.memory}:
+        found += [group.name for group in base.glob(f"{store.prefix}*")]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline()]

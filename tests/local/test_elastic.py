@@ -14,7 +14,7 @@ from tasks.execution.collect import collect
 from tasks.execution.session import serve
 from tasks.providers.local import catalogue as local_catalogue
 from tests.local.hosts import left_over
-from tests.local.test_failures import PROJECT, TINY, here, job, needs_two_hosts
+from tests.local.test_failures import PROJECT, TINY, here, job, laid_out, needs_two_hosts
 from tests.warehouse.builders import NOON, TYPES, write
 from warehouse.append import note_instance_types
 from warehouse.reads import mart
@@ -30,21 +30,16 @@ SLOW = TINY.replace("import torch", "import time\nimport torch").replace(
 
 @pytest.fixture(params=["fewer", "replaced"])
 def outcome(request):
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch, outcome):
     replaced = str(outcome == "replaced").lower()
     stated = f"usd_per_hour = 0.05\nspot_usd_per_hour = 0.02\nspot_replaced = {replaced}"
-    (tmp_path / "srift.toml").write_text(PROJECT.replace("usd_per_hour = 0.05", stated))
-    (tmp_path / "tiny.py").write_text(SLOW)
-    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
-    monkeypatch.setattr(
-        local_catalogue, "most_cores", lambda: 64.0
-    )  # other hosts of this machine do not matter here
-    yield tmp_path
-    here(tmp_path).provider.reap(datetime.max.replace(tzinfo=UTC))
+    # other hosts of this machine do not matter here
+    monkeypatch.setattr(local_catalogue, "most_cores", lambda: 64.0)
+    yield from laid_out(tmp_path, monkeypatch, PROJECT.replace("usd_per_hour = 0.05", stated), SLOW)
 
 
 @needs_two_hosts
@@ -60,8 +55,9 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
         if len(written) >= 5 and not lost:
             lost.append(clusters[0].revoke(1))
 
+    is_replaced = outcome == "replaced"
     run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY}
-    run["wait_s"] = 30.0 if outcome == "replaced" else 1.0
+    run["wait_s"] = 30.0 if is_replaced else 1.0
     offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
     cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
     asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
@@ -72,28 +68,18 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     body = installation.warehouse.select("raw_runs", {"kind": "elastic"}).iloc[0]
     first, second = body["starts"]
     assert (first["step"], list(first["nodes"]), list(first["batches"])) == (0, [0, 1], [8, 8])
-    assert list(second["nodes"]) == ([0, 1] if outcome == "replaced" else [0])
-    assert (sum(second["batches"]), second["micro_steps"]) == (
-        16,
-        1 if outcome == "replaced" else 2,
-    )
+    assert list(second["nodes"]) == ([0, 1] if is_replaced else [0])
+    assert sum(second["batches"]) == 16
+    assert second["micro_steps"] == (1 if is_replaced else 2)
     written = body["checkpoints"]
-    assert second["step"] == max(
-        one["step"] for one in written if one["ended_unix"] < second["began_unix"]
-    )
+    before = [one["step"] for one in written if one["ended_unix"] < second["began_unix"]]
+    assert second["step"] == max(before)
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["last_loss"])
     [restart] = mart(installation.warehouse, "restarts", provider="local").to_dict("records")
-    assert (
-        restart["outcome"] == outcome
-        and 1 < restart["seconds"] < 60
-        and restart["restore_bytes"] > 0
-    )
+    assert restart["outcome"] == outcome and 1 < restart["seconds"] < 60
+    assert restart["restore_bytes"] > 0
     machines = mart(installation.warehouse, "machines").sort_values(["node", "number"])
-    assert machines["interrupted"].tolist() == [
-        False,
-        True,
-        *([False] if outcome == "replaced" else []),
-    ]
+    assert machines["interrupted"].tolist() == [False, True, *[False] * is_replaced]
     assert machines[machines["number"] == 0]["startup_s"].gt(0).all()

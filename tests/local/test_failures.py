@@ -16,24 +16,23 @@ from tasks.execution.collect import collect
 from tasks.execution.mailbox import Mailbox
 from tasks.execution.session import serve
 from tasks.node.record import Item, WorkloadFile
-from tasks.providers.local import cpu_shares as local_cpu
 from tasks.providers.local.catalogue import most_cores
-from tasks.providers.local.network import detect
 from tasks.providers.local.processes import started_from
 from tasks.providers.local.provider import LocalProvider
 from tasks.workspace.settings import load_settings
 from tasks.workspace.sources import Source, file_source
 from tasks.workspace.workspace import Workspace
 from tests.fakes import job_of
-from tests.local.hosts import left_over
+from tests.local.hosts import ISOLATION, SHARES, left_over
 from tests.warehouse.builders import known
 from warehouse.database import Warehouse
 
 pytestmark = pytest.mark.local
 
-CORES = 1.0 if local_cpu.detect().why_not else 0.8
-TOO_SMALL = not detect().namespaces or most_cores() < 2 * CORES
-needs_two_hosts = pytest.mark.skipif(TOO_SMALL, reason="no two hosts fit on this machine")
+CORES = 1.0 if SHARES.why_not else 0.8
+needs_two_hosts = pytest.mark.skipif(
+    not ISOLATION.namespaces or most_cores() < 2 * CORES, reason="no two hosts fit here"
+)
 
 TINY = """
 import torch
@@ -62,13 +61,18 @@ goals = [{{ goal = "cheapest" }}]
 """
 
 
+def laid_out(folder, monkeypatch, settings=PROJECT, code=TINY):
+    """Lay out a project; end its hosts afterwards."""
+    (folder / "srift.toml").write_text(settings)
+    (folder / "tiny.py").write_text(code)
+    monkeypatch.setenv("SRIFT_HOME", f"{folder}/state")
+    yield folder
+    here(folder).provider.reap(datetime.max.replace(tzinfo=UTC))
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "srift.toml").write_text(PROJECT)
-    (tmp_path / "tiny.py").write_text(TINY)
-    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
-    yield tmp_path
-    here(tmp_path).provider.reap(datetime.max.replace(tzinfo=UTC))
+    yield from laid_out(tmp_path, monkeypatch)
 
 
 def here(project):
@@ -108,15 +112,34 @@ def job(installation, count, runs, text=TINY):
     )
 
 
-def test_a_run_that_exceeds_the_memory_of_its_host_fails_and_says_so(project):
-    text = TINY.replace("torch.nn.Linear(16, 4)", "torch.nn.Linear(16, 17_000_000)")  # 1.09 GB
+# 0.5 GB of one process, then 0.7 GB of another
+FORKED = """torch.nn.Linear(16, 4)
+    import os, time
+    ends = os.pipe()
+    if not os.fork():
+        held = torch.ones(125_000_000)
+        os.write(ends[1], b"x")
+        while True:
+            time.sleep(1)
+    os.read(ends[0], 1)
+    held = torch.ones(175_000_000)"""
+
+
+@pytest.mark.parametrize(
+    "large, words",
+    [
+        ("torch.nn.Linear(16, 17_000_000)", "memory"),  # 1.09 GB
+        *[(FORKED, "host 0 (part) ran out")] * SHARES.memory.is_dir(),
+    ],
+)
+def test_a_run_that_exceeds_the_memory_of_its_host_fails_and_says_so(project, large, words):
+    text = TINY.replace("torch.nn.Linear(16, 4)", large)
     (project / "tiny.py").write_text(text)
     installation = here(project)
     runs, stop_at = job(installation, 1, {"large": {}}, text), time.monotonic() + 400.0
     serve(installation.provider, runs, stop_at=stop_at, watch=lambda *_: None)
     collect(installation, datetime.now(UTC))
-    [reason] = installation.warehouse.select("raw_runs")["reason"]
-    assert "memory" in reason
+    assert words in installation.warehouse.select("raw_runs")["reason"].item()
 
 
 ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}

@@ -10,7 +10,7 @@ from tasks.node.record import Item
 from tasks.providers.local.cluster import LocalCluster
 from tests.benchmarks.placement import Hosts, rewired
 from tests.fakes import job_of
-from tests.local.hosts import cluster, left_over, needs_network, needs_quota, real_provider
+from tests.local.hosts import HERE, cluster, left_over, needs_network, needs_quota, provider
 
 pytestmark = [pytest.mark.local, pytest.mark.enable_socket]
 RACK = (0, 1, 0, 1)
@@ -27,7 +27,7 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path
         plain(running)
 
     monkeypatch.setattr(LocalCluster, "go", go)
-    local = real_provider(tmp_path)
+    local = provider(tmp_path, HERE.parents[1] / "tasks/node")
     item = Item(run_id="r", kind="probe", nodes=[0, 1, 2, 3], message_bytes=[100_000])
     job = job_of([item], count=4, cluster=cluster(local, *("tenth",) * 4), deadline_s=200.0)
     seen = serve(local, job, stop_at=time.monotonic() + 200.0, watch=lambda *_: None)

@@ -35,7 +35,9 @@ from .mstopk import largest
 
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
 
-DENSITY = 0.01  # fraction of the entries that is sent, as in Shi et al. (2021)
+# Fraction of the entries that is sent: the value of Shi et al. (2021). It is no setting, because
+# runs of kind `learn` reject the strategy for workloads that learn too little with it.
+DENSITY = 0.01
 POWERSGD_RANK = 4  # with rank 4, the tasks of Vogels et al. (2019) lose no accuracy
 DENSE_STEPS = 2  # number of uncompressed first steps; the minimum of torch's PowerSGD
 

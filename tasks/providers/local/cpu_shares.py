@@ -1,18 +1,18 @@
-"""Limit the CPU time of local hosts: with cgroup quotas (v1 or v2), or by pinning to whole cores.
+"""Limit CPU time and memory of local hosts with cgroups (v1 or v2), or pin hosts to whole cores.
 
 During a measurement, a host is pinned to cores. It also has a quota and the maximum CPU weight, so
 that it runs before other programs. If this process cannot set quotas, each host is only pinned to
-whole cores.
+whole cores. The memory limit is optional.
 """
 
 import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -27,28 +27,37 @@ _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Limits the CPU time of hosts. Each host has a cgroup below the folder `base`.
+    """Limits the CPU time and memory of hosts. Each host has cgroups below `base` and `memory`.
 
     version: the cgroup version, 1 or 2.
     why_not: why this process cannot set quotas; "" if it can.
+    memory: like `base`, but for memory limits; the null device if this process cannot set them.
     """
 
     version: int = 0
     base: Path = Path(os.devnull)
     why_not: str = ""
+    memory: Path = Path(os.devnull)
 
-    def add(self, name: str, pids: Collection[int]) -> None:
-        """Move a host's processes to a new cgroup, `name`.
+    def add(self, name: str, pids: Collection[int], memory_bytes: int) -> None:
+        """Move a host's processes to new cgroups, `name`, and limit their memory.
 
-        Does nothing if this process cannot set quotas. Raises OSError if the cgroup cannot be
+        Does nothing if this process cannot set quotas. Raises OSError if a cgroup cannot be
         created or joined.
         """
-        if self.why_not:
-            return
-        group = self.base / name
-        group.mkdir(exist_ok=True)
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid))
+        for base in filter(Path.is_dir, {self.base, self.memory}):
+            group = base / name
+            group.mkdir(exist_ok=True)
+            if base == self.memory:
+                _write_memory(self.version, group, memory_bytes)
+            for pid in pids:
+                (group / "cgroup.procs").write_text(str(pid))
+
+    def ran_out_of_memory(self, name: str) -> bool:
+        """Return True if the kernel killed a process of the host `name` at its memory limit."""
+        file = "memory.oom_control" if self.version == 1 else "memory.events"
+        words = _words(self.memory / name / file)
+        return dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", "0") != "0"
 
     def settle(
         self,
@@ -68,7 +77,7 @@ class CpuShares:
         Raises OSError if writing the quota or pinning fails.
         """
         if not self.why_not:
-            self._write_quota(self.base / name, cores)
+            _write_quota(self.version, self.base / name, cores)
         for process in processes:
             with suppress(FileNotFoundError):  # the process has just ended
                 for thread in Path(f"/proc/{process.pid}/task").iterdir():
@@ -80,7 +89,7 @@ class CpuShares:
 
         Raises OSError if a cgroup is still in use.
         """
-        for group in list(self.base.glob(f"{prefix}*")):
+        for group in [*self.base.glob(f"{prefix}*"), *self.memory.glob(f"{prefix}*")]:
             until = time.monotonic() + _REMOVED_S
             while group.is_dir():
                 for pid in _words(group / "cgroup.procs"):
@@ -93,51 +102,70 @@ class CpuShares:
                         raise
                     time.sleep(0.01)
 
-    def _write_quota(self, group: Path, cores: float | None) -> None:
-        """Limit a cgroup to `cores` cores and set the maximum CPU weight.
 
-        cores: None removes the limit and resets the weight.
-        Raises OSError if the cgroup's files cannot be written.
-        """
-        period_us, quota_us = _PERIOD_US, 0
-        if cores:
-            period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
-            quota_us = round(cores * period_us)
-        if self.version == 2:
-            (group / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
-            (group / "cpu.weight").write_text("10000" if quota_us else "100")
-            return
-        # Lift the quota first, so that an old quota never applies with a new period.
-        (group / "cpu.cfs_quota_us").write_text("-1")
-        (group / "cpu.cfs_period_us").write_text(str(period_us))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
-        (group / "cpu.shares").write_text("262144" if quota_us else "1024")
+def _write_quota(version: int, group: Path, cores: float | None) -> None:
+    """Limit a cgroup to `cores` cores and set the maximum CPU weight.
+
+    cores: None removes the limit and resets the weight.
+    Raises OSError if the cgroup's files cannot be written.
+    """
+    period_us, quota_us = _PERIOD_US, 0
+    if cores:
+        period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
+        quota_us = round(cores * period_us)
+    if version == 2:
+        (group / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
+        (group / "cpu.weight").write_text("10000" if quota_us else "100")
+        return
+    # Lift the quota first, so that an old quota never applies with a new period.
+    (group / "cpu.cfs_quota_us").write_text("-1")
+    (group / "cpu.cfs_period_us").write_text(str(period_us))
+    (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
+    (group / "cpu.shares").write_text("262144" if quota_us else "1024")
+
+
+def _write_memory(version: int, group: Path, limit_bytes: float) -> None:
+    file = "memory.limit_in_bytes" if version == 1 else "memory.max"
+    (group / file).write_text(str(limit_bytes))
 
 
 def detect() -> CpuShares:
-    """Return a `CpuShares` with the first cgroup folder in which this process can set quotas.
+    """Return a `CpuShares` with the first cgroup folders in which this process can set limits.
 
-    If there is no such folder, the attribute `why_not` of the result gives the reasons.
+    If quotas cannot be set, the attribute `why_not` of the result gives the reasons.
     """
-    reasons = []
-    for version, top, home in _hierarchies():
+    reasons: list[str] = []
+    version, base = _usable("cpu", partial(_write_quota, cores=0.5), reasons)
+    if not version:
+        return CpuShares(why_not="; ".join(reasons) or "no cgroup hierarchy has a cpu controller")
+    found, memory = _usable("memory", partial(_write_memory, limit_bytes=2**30), reasons)
+    return CpuShares(version, base, memory=memory if found == version else Path(os.devnull))
+
+
+def _usable(
+    controller: str, write: Callable[[int, Path], None], reasons: list[str]
+) -> tuple[int, Path]:
+    """Return (version, cgroup) of the first cgroup in which `write` can limit a new cgroup.
+
+    Returns (0, the null device) if there is none, and appends the reasons to `reasons`.
+    """
+    for version, top, home in _hierarchies(controller):
         # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
-            shares, group = CpuShares(version, base), base / f"srift-try-{os.getpid()}"
+            group = base / f"srift-try-{os.getpid()}"
             try:
                 if version == 2:
-                    (base / "cgroup.subtree_control").write_text("+cpu")
+                    (base / "cgroup.subtree_control").write_text(f"+{controller}")
                 group.mkdir(exist_ok=True)
-                shares._write_quota(group, 0.5)
-                return shares
+                write(version, group)
+                return version, base
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
             finally:
                 with suppress(OSError):
                     group.rmdir()
-    none = "no cgroup hierarchy with a cpu controller is mounted"
-    return CpuShares(why_not="; ".join(reasons) or none)
+    return 0, Path(os.devnull)
 
 
 def usable_cores() -> float:
@@ -152,7 +180,7 @@ def usable_cores() -> float:
 def quota_cores() -> float:
     """Return the number of cores that cgroup quotas allow this process; inf without quotas."""
     least = math.inf
-    for version, top, home in _hierarchies():
+    for version, top, home in _hierarchies("cpu"):
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
@@ -161,8 +189,8 @@ def quota_cores() -> float:
     return least
 
 
-def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
+def _hierarchies(controller: str) -> Iterator[tuple[int, Path, Path]]:
+    """Yield (version, mount point, cgroup) for each mounted hierarchy that may have `controller`.
 
     version: the cgroup version, 1 or 2.
     cgroup: the folder of this process's cgroup in the hierarchy.
@@ -174,8 +202,8 @@ def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     for line in _MOUNTS.read_text().splitlines():
         _, mounted, kind, options, *_ = line.split()
         top = Path(mounted)
-        if kind == "cgroup" and "cpu" in options.split(","):
-            yield 1, top, top / paths.get("cpu", "")
+        if kind == "cgroup" and controller in options.split(","):
+            yield 1, top, top / paths.get(controller, "")
         elif kind == "cgroup2":
             yield 2, top, top / paths.get("", "")
 

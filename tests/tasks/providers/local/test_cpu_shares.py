@@ -18,11 +18,11 @@ class Kernel:
         self.mounts, self.own = folder / "mounts", folder / "own"
         (self.top / "mine").mkdir(parents=True)
         kind = "cgroup" if version == 1 else "cgroup2"
-        self.mounts.write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {self.top} {kind} rw,cpu,cpuacct 0 0")
+        self.mounts.write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {self.top} {kind} rw,cpu,memory 0 0")
         self.enter("/mine")
 
     def enter(self, group):
-        self.own.write_text(f"{'1:cpu,cpuacct' if self.version == 1 else '0:'}:{group}\n")
+        self.own.write_text(f"{'1:cpu,memory' if self.version == 1 else '0:'}:{group}\n")
 
     def limit(self, group, quota_us):
         if self.version == 1:
@@ -41,22 +41,26 @@ def kernel(tmp_path, request, monkeypatch):
 
 
 def test_a_share_is_given_and_taken_back(kernel):
-    shares = detect()
-    assert shares == CpuShares(kernel.version, kernel.top / "mine")
-    group = kernel.top / "mine/srift-a"
+    shares, is_first = detect(), kernel.version == 1
+    base = kernel.top / "mine"
+    assert shares == CpuShares(kernel.version, base, memory=base)
+    group = base / "srift-a"
 
     def limits():
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
-        files = files if kernel.version == 1 else ("cpu.max", "cpu.weight")
+        first = ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.shares")
+        files = first if is_first else ("cpu.max", "cpu.weight")
         return tuple(word for file in files for word in (group / file).read_text().split())
 
-    shares.add("srift-a", [2**30])
+    shares.add("srift-a", [2**30], 7)
     assert (group / "cgroup.procs").read_text() == str(2**30)
+    limit, kills = ("limit_in_bytes", "oom_control") if is_first else ("max", "events")
+    assert (group / f"memory.{limit}").read_text() == "7"
+    (group / f"memory.{kills}").write_text("under_oom 1\noom_kill 2\n")
+    assert shares.ran_out_of_memory("srift-a")
     shares.settle("srift-a", [], 0.2, {0})
-    assert limits() == ("2000", "10000", "262144" if kernel.version == 1 else "10000")
+    assert limits() == ("2000", "10000", "262144" if is_first else "10000")
     shares.settle("srift-a", [], None, {0})
-    free = ("-1", "10000", "1024") if kernel.version == 1 else ("max", "10000", "100")
-    assert limits() == free
+    assert limits() == (("-1", "10000", "1024") if is_first else ("max", "10000", "100"))
 
 
 def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):
@@ -77,7 +81,7 @@ def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):
 
 def test_a_share_too_small_for_a_short_period_gets_a_longer_period(tmp_path):
     shares = CpuShares(2, tmp_path)
-    shares.add("srift-a", [])
+    shares.add("srift-a", [], 0)
     shares.settle("srift-a", [], 0.05, {0})
     quota, period = map(int, (tmp_path / "srift-a/cpu.max").read_text().split())
     assert quota >= 1000 and quota / period == pytest.approx(0.05)
@@ -94,8 +98,7 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
     kernel, mount, reason
 ):
     kernel.mounts.write_text(mount)
-    shares = detect()
-    assert shares.why_not.startswith(reason)
+    assert detect().why_not.startswith(reason)
 
 
 def highest_load(shares, free):
