@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from .data import DataMissing
+from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .equivalence import compare
 from .launch import explain
@@ -138,6 +139,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     answer: dict[str, Any] = {"precision": precision, "problem": "", "notes": [], "figures": None}
     built = None
     try:
+        reset_peak(_CPU)
         built = build(folder, workload, seed=0, rank=0, computing=Arithmetic(precision, _CPU))
         answer["figures"] = _trained(built, batch)
         answer["notes"] = list(_notes(built, batch, answer["figures"], workload))

@@ -1,13 +1,11 @@
-"""Select this rank's device, wait until it is idle, move data to it, and measure peak memory."""
+"""Select this rank's device, wait until it is idle, move data to it, and read its peak memory."""
 
 import contextlib
 import ctypes
 import gc
 import os
 import re
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from .record import ANY, CPU, Devices
-
-# glibc's function that returns freed memory to the kernel; other C libraries lack it
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 
 
 def own_device(expected: Devices) -> torch.device:
@@ -81,43 +76,20 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
-    _malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise glibc keeps memory that earlier runs freed
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the peak memory use of training steps in bytes.
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak memory use in bytes since the last `reset_peak`.
 
-    CPU: the peak resident memory of the process during `run`, without freed blocks that glibc
-        keeps. This slows steps down, so call this function after the timed steps.
-    GPU: the peak memory of tensors since the last `reset_peak`, plus the memory that CUDA's context
-        and NCCL's buffers use now. `run` is not called.
-
-    run: takes optimizer steps. Every rank of a run must call this function, because steps
-        communicate.
+    CPU: the peak resident memory of the process.
+    GPU: the peak memory of tensors, plus the memory that CUDA's context and NCCL's buffers use now.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)
         beside = whole - free - torch.cuda.memory_reserved(device)
         return torch.cuda.max_memory_allocated(device) + max(0, beside)
-    ended = threading.Event()
-
-    def trim() -> None:
-        # glibc keeps freed blocks, such as the weights that FSDP gathers. A lower M_MMAP_THRESHOLD
-        # does not return blocks on free lists, and would change the times of later runs.
-        spent_s = 0.0
-        while not ended.wait(0.001 + 4 * spent_s):  # at most a fifth of the time
-            started = time.perf_counter()
-            _malloc_trim(0)
-            spent_s = time.perf_counter() - started
-
-    reset_peak(device)
-    trimming = threading.Thread(target=trim)
-    trimming.start()
-    try:
-        run()
-    finally:
-        ended.set()
-        trimming.join()
-    return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0])
+    found = re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * int(found[0])

@@ -21,7 +21,6 @@ from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience, central
 from .record import Item
-from .steps import one_step
 from .strategies.messages import completed
 from .strategies.tensor import volumes
 
@@ -114,9 +113,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         "backward_s": backward_s,
         "optimizer_s": optimizer_s,
         "input_s": input_s,
-        "peak_bytes": peak_bytes(
-            built.device, partial(one_step, built, built.model, [batch], scale=1 / batch)
-        ),
+        "peak_bytes": peak_bytes(built.device),
         "loading": loading[_BURN_IN:],
     }
 

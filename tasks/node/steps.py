@@ -254,11 +254,10 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
         input_s = waited_s = fmean(waits)
         without = [max(0.0, step - wait) for step, wait in zip(seconds, waits, strict=True)]
         step_s = median(without) + input_s
+    peak = peak_bytes(built.device)
     always = group is not None and item.strategy in ALWAYS_COMMUNICATE
     compute_s = [] if group is None or always else timed.compute_s()
     sync_s = max(0.0, step_s - waited_s - max(compute_s)) if compute_s else 0.0
-    with running(loader):
-        peak = peak_bytes(built.device, partial(timed.train, 2))
     # Repeated blocks train extra steps. Use the loss of the same step as a run without repetitions.
     first, last = timed.losses[0], timed.losses[warmed + len(seconds) - 1]
     by_rank = of_ranks([first * weight, last * weight, peak], group)

@@ -127,13 +127,13 @@ class Agents:
 
     def finished(self, attempt, ranks=(0, 1)):
         """How the nodes' launches ended."""
-        files = self.wait_for_files(f"finished-{attempt}.json", ranks)
-        return [*map(json.loads, map(Path.read_text, files))]
+        paths = self.wait_for_files(f"finished-{attempt}.json", ranks)
+        return [json.loads(path.read_text()) for path in paths]
 
     def records(self):
         """Every record in the mailbox, by run."""
-        files = self.mailbox.glob("node-*/records/*.json")
-        return {file.stem: json.loads(file.read_text()) for file in files}
+        paths = self.mailbox.glob("node-*/records/*.json")
+        return {path.stem: json.loads(path.read_text()) for path in paths}
 
     def wait_for(self, condition):
         """Look until `condition` holds; fail with the logs when patience ends."""
@@ -200,6 +200,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert both["gradient_bytes"] == 4 * both["parameters"]
     assert 0 <= both["sync_s"] < both["step_s"]
     assert len(both["rank_compute_s"]) == 2 and 8 <= both["steps"] <= 12
+    assert both["peak_bytes"] > 50e6
     written = {run: found for run, found in values.items() if "checkpoint_s" in found}
     assert written and len(written) == len({records[run]["item"]["workload"] for run in written})
     for found in written.values():

@@ -22,9 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.equivalence import compare
-from tasks.node.measuring import NotMeasured, Patience
+from tasks.node.measuring import NotMeasured
 from tasks.node.record import Item
-from tasks.node.steps import train
 from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange
@@ -411,19 +410,6 @@ def sends_the_largest_entries_and_keeps_the_rest(group, machines):
     assert inside == pytest.approx(ROUNDS * 2 * (devices - 1) / devices * 4 * VALUES, rel=0.02)
 
 
-def fsdp_needs_less_memory(group):
-    """As steps.train measures it: a quarter of 32 MB of weights, of gradients and of momentum."""
-
-    def peak(strategy):
-        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
-        built = loaded(model, lambda size: torch.ones(2, size, 1024))
-        given = {"nodes": range(RANKS), "batches": [2] * RANKS, "strategy": strategy}
-        item = Item(run_id="", kind="train", most_steps=1, **given)
-        return train(item, built, group, Patience())["peak_bytes"]
-
-    assert peak("ddp") - peak("fsdp") > 40e6
-
-
 def misses_a_rank_within_the_timeout(*groups):
     modules = []
     for name, group in zip(("ps-1", "tensor-1d", "adasum"), groups, strict=True):
@@ -432,12 +418,6 @@ def misses_a_rank_within_the_timeout(*groups):
     for module in modules if dist.get_rank() == 0 else ():
         with pytest.raises(RuntimeError):
             module(torch.ones(2, 4)).sum().backward()
-
-
-def loaded(model, make_batch, **changes):
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = {"loss": nn.functional.mse_loss, "optimizer": sgd} | changes
-    return LoadedWorkload(model=model, make_batch=make_batch, **made)
 
 
 def is_compared_with_ddp(group, name, kind, change=lambda _: {}, error=NotMeasured):
@@ -451,7 +431,9 @@ def is_compared_with_ddp(group, name, kind, change=lambda _: {}, error=NotMeasur
     def build(*, shared):
         torch.manual_seed(1)
         model = kind()
-        return loaded(model, make_batch, **change(model))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        made = {"loss": nn.functional.mse_loss, "optimizer": optimizer} | change(model)
+        return LoadedWorkload(model=model, make_batch=make_batch, **made)
 
     given = {"nodes": range(ranks), "batches": [BATCH] * ranks, "strategy": name}
     with nullcontext() if error is None else pytest.raises(error, match="step"):
@@ -522,7 +504,6 @@ CHECKS = [
     *((RANKS, steps_are_adasum, (name,)) for name in ADASUM),
     (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((2, 2),)),
     (RANKS, sends_the_largest_entries_and_keeps_the_rest, ((1, 1, 1, 1),)),
-    (RANKS, fsdp_needs_less_memory, ()),
     (2, misses_a_rank_within_the_timeout, ()),
 ]
 
@@ -531,10 +512,12 @@ def serve(rank, port, answer):
     """Make the checks of one rank, and write those that fail."""
     torch.set_num_threads(1)
     address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
-    dist.init_process_group("gloo", address, patience, WORLD, rank)
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=WORLD, timeout=patience
+    )
     pairs = [dist.new_group([0, 1], timeout=timedelta(seconds=2)) for _ in range(3)]
-    four = [dist.new_group(range(RANKS), timeout=patience)]
-    groups = {WORLD: [dist.group.WORLD], RANKS: four, 2: pairs}
+    four = dist.new_group(range(RANKS), timeout=patience)
+    groups = {WORLD: [dist.group.WORLD], RANKS: [four], 2: pairs}
     failed = {}
     for place, (world, check, arguments) in enumerate(CHECKS):
         try:
@@ -568,7 +551,8 @@ def failures(tmp_path_factory):
     subprocess.run(
         [
             sys.executable,
-            "-Wignore",
+            "-W",
+            "ignore",
             "-m",
             "tests.local.test_strategies",
             str(free_port()),
