@@ -108,7 +108,7 @@ class Tower(nn.Sequential):
 
 
 class HuggingFace(nn.Module):
-    """GPT-2, BERT whose mask some ranks lack, and Llama with grouped heads; and a tower."""
+    """GPT-2, BERT called twice, whose mask some ranks lack, Llama with grouped heads, a tower."""
 
     def __init__(self):
         from transformers import AutoConfig, AutoModel
@@ -129,6 +129,7 @@ class HuggingFace(nn.Module):
             self.models.append(AutoModel.from_config(config))
         self.tower = Tower(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
         self.models[1].pooler = None
+        self.models[1].gradient_checkpointing_enable()
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.1)
         drop_out(self, 0.0)
@@ -136,7 +137,8 @@ class HuggingFace(nn.Module):
 
     def forward(self, inputs):
         gpt2, bert, llama = self.models
-        found = [gpt2(inputs), bert(inputs, attention_mask=inputs > 0), llama(inputs)]
+        masked = bert(inputs, attention_mask=inputs > 0)
+        found = [gpt2(inputs), masked, bert(inputs), llama(inputs)]
         hidden = self.tower.embed(sum(each[0] for each in found))
         return hidden[:, :, 0].mean(dim=1) * self.factor
 

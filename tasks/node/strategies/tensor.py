@@ -31,6 +31,7 @@ Every rank holds all other layers whole, in DistributedDataParallel.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -161,15 +162,12 @@ class Blocks:
     of: {whole parameter: (this rank's block, the function that cuts the block)}.
     copies: {block: the ranks that hold a copy of this block, including this rank}.
     shapes: the shapes of the model's inputs in the last forward pass.
-    masks: {id of a model's configuration: (the first attention block of the model, True if any
-        rank had a mask in the last call of this block)}.
     """
 
     grid: Grid
     of: dict[Tensor, tuple[nn.Parameter, Cut]] = field(default_factory=dict)
     copies: dict[Tensor, Peers] = field(default_factory=dict)
     shapes: list[torch.Size] = field(default_factory=list)
-    masks: dict[int, tuple[nn.Module, bool]] = field(default_factory=dict)
 
     def block(self, whole: Tensor, cut: Cut, copies: Peers) -> nn.Parameter:
         """Cut this rank's block from the parameter `whole`, and return the block.
@@ -202,17 +200,14 @@ class Blocks:
         are gathered if they have the same batch dimension.
         """
         x, grid = (*given, *named.values())[0], self.grid
-        if "attention_mask" in named:
-            key, has_mask = id(block.config), named["attention_mask"] is not None
-            first, has_any = self.masks.get(key, (block, has_mask))
-            if first is block:
-                has_any = any(of_ranks(has_mask, grid.group))
-                self.masks[key] = block, has_any
+        bound = signature(block.forward).bind(*given, **named)
+        if "attention_mask" in bound.arguments:
+            has_mask = bound.arguments["attention_mask"] is not None
             # transformers omits the mask on ranks without padding, where it would mask nothing
-            if has_any and not has_mask:
+            if grid.summed(x.new_tensor([float(has_mask)]), grid.row) > 0 and not has_mask:
                 mask = x.new_ones(len(x), 1, x.shape[1], x.shape[1]).bool()
-                is_causal = named.get("is_causal", block.is_causal)
-                named["attention_mask"] = mask.tril() if is_causal else mask
+                is_causal = bound.kwargs.get("is_causal", block.is_causal)
+                bound.arguments["attention_mask"] = mask.tril() if is_causal else mask
 
         def of_row(values: Tensor) -> Tensor:
             if values is x and not grid.is_flat:
@@ -221,7 +216,7 @@ class Blocks:
                 return values
             return grid.gathered(_autocast(x) if values is x else values, 0, grid.row)
 
-        return tree_map_only(Tensor, of_row, (given, named))
+        return tree_map_only(Tensor, of_row, (bound.args, bound.kwargs))
 
     def sum_gradients(self, *_: Any) -> None:
         """Sum each block's gradient over the block's copies, and divide by the number of ranks.
