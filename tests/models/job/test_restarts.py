@@ -6,7 +6,7 @@ import pytest
 from models.job.restarts import NO_RESTARTS, PRIOR_S, fit_restarts
 
 
-def restarts(outcome, seconds, count=1):
+def restarts(outcome, seconds, count):
     row = {"outcome": outcome, "instance_type": "a", "seconds": seconds}
     return pd.DataFrame([row] * count)
 

@@ -118,7 +118,6 @@ def test_accumulation_repeats_compute_and_not_communication(known):
         setup("lmm"),
         setup(cluster="2xs.larg"),
         setup().assign(strategy="gossip"),
-        setup().assign(precision="fp8"),
         setup().assign(provider="ec2"),
         setup(batch="8+x"),
         setup().drop(columns="cluster"),
