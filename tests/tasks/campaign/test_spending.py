@@ -17,14 +17,13 @@ from tasks.campaign import spending as caps
 from tasks.campaign.spending import RELEASE_S, Tally
 from tasks.execution.data import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
-from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
-from tests.installed import NOON, DescribedMachines, changed, install
+from tests.installed import NOON, DescribedMachines, changed, install, priced
 from tests.warehouse.builders import ROWS, fresh, load, write
 from warehouse.append import append
 
@@ -38,10 +37,7 @@ LAUNCHED = "refresh-1-00"
 
 @pytest.fixture
 def here(tmp_path):
-    made = install(tmp_path, provider=DescribedMachines(name="ec2"))
-    note_definitions(made, NOON)
-    snapshot_offers(made, "refresh-1", NOON)
-    return made
+    return priced(tmp_path, DescribedMachines(name="ec2"))
 
 
 def launch(here, est_s=600.0):
@@ -265,10 +261,11 @@ def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
 
 
 def test_unknown_spending_stops_the_month(here):
-    spent(here, None, NOON, "a-00")
-    assert "refresh a" in refusal(here)
     here.provider.held = [held(usd_per_hour=None)]
     assert refusal(here) != ""
+    here.provider.held = []
+    spent(here, None, NOON, "a-00")
+    assert "refresh a" in refusal(here)
 
 
 def test_without_on_demand_the_bid_bounds_spot(here):
