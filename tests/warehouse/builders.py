@@ -90,6 +90,10 @@ def recommendation(**changes):
     return {"usd_machines": row["usd"]} | parts | row
 
 
+def lease(ended_at=NOON, **changes):
+    return ROWS["lease"] | {"started_at": ended_at, "ended_at": ended_at} | changes
+
+
 def offered(name, count, usd_per_hour):
     row = {"instance_type": name, "count": count, "market": "spot", "zone": "here"}
     return row | {"usd_per_hour": usd_per_hour}

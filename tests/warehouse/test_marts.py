@@ -12,6 +12,7 @@ from tests.warehouse.builders import (
     ROWS,
     body,
     define,
+    lease,
     load,
     refused,
     setup,
@@ -249,11 +250,10 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(ware
 
 
 def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
-    lease = ROWS["lease"] | {"started_at": NOON, "ended_at": NOON}
-    known = [lease | {"lease_id": name} for name in ("x", "y")]
+    known = [lease(lease_id=name) for name in ("x", "y")]
     for new in (2, 0):
         assert write(warehouse, append, "raw_leases", known) == new
-    unknown = lease | {"lease_id": "z", "usd": None, "refresh_id": "s"}
+    unknown = lease(lease_id="z", usd=None, refresh_id="s")
     write(warehouse, append, "raw_leases", [unknown])
     load(
         warehouse,

@@ -24,7 +24,7 @@ from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
 from tests.installed import NOON, DescribedMachines, changed, install, priced
-from tests.warehouse.builders import ROWS, fresh, load, write
+from tests.warehouse.builders import fresh, lease, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
@@ -61,14 +61,8 @@ def monthly(here, usd):
 
 
 def spent(here, usd, ended_at, lease_id, provider="ec2"):
-    row = ROWS["lease"] | {
-        "lease_id": lease_id,
-        "provider": provider,
-        "refresh_id": lease_id.rpartition("-")[0],
-        "started_at": ended_at - timedelta(hours=1),
-        "ended_at": ended_at,
-        "usd": usd,
-    }
+    of = {"lease_id": lease_id, "refresh_id": lease_id.rpartition("-")[0], "provider": provider}
+    row = lease(ended_at, started_at=ended_at - timedelta(hours=1), usd=usd, **of)
     write(here.warehouse, append, "raw_leases", [row])
 
 
