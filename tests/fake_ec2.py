@@ -214,22 +214,17 @@ class FakeAws:
         codes = []
         for zone in sorted(places, key=lambda zone: self.account.spot[zone]):
             override, count = places[zone], options["MinTargetCapacity"]
+            left = self.capacity.get((zone, market), 10**6)
             if market == "spot" and self.account.spot[zone] > float(override["MaxPrice"]):
                 codes.append("SpotMaxPriceTooLow")
-            elif self._lacks(zone, market, count):
+            elif left < count:
                 codes.append("InsufficientInstanceCapacity")
             else:
+                self.capacity[zone, market] = left - count
                 kind, number = override["InstanceType"], count - self.short
                 ids = self._launch(region, zone, market, kind, number, request)
                 return ([], failures) if failures else (ids, [])
         return [], codes
-
-    def _lacks(self, zone, market, count):
-        """Whether there is no such capacity; else it is taken."""
-        left = self.capacity.get((zone, market), 10**6)
-        if left >= count:
-            self.capacity[zone, market] = left - count
-        return left < count
 
     def _launch(self, region, zone, market, name, count, request):
         tagged = {one["ResourceType"]: one["Tags"] for one in request["TagSpecifications"]}

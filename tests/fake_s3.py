@@ -46,7 +46,8 @@ class FakeS3:
         keys = [key for key in below if key > ContinuationToken]
         some = keys[: self.page]
         answer["Contents"] = [
-            {"Key": key, "Size": len(content), "LastModified": moment, "ETag": _etag(content)}
+            {"Key": key, "Size": len(content), "LastModified": moment}
+            | {"ETag": f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'}
             for key in some
             for content, moment in [self.objects[key]]
         ]
@@ -84,7 +85,3 @@ class FakeS3:
         """What every answer of AWS has."""
         date = format_datetime(self._clock(now), usegmt=True)
         return {"ResponseMetadata": {"HTTPHeaders": {"date": date}}}
-
-
-def _etag(content):
-    return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'

@@ -28,11 +28,6 @@ def adasum_bytes(gradient_bytes: float, parameters: int, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * gradient_bytes + 12 * parameters * levels * (levels + 1)
 
 
-def dense_elements(layers: Sequence[Layer], ranks: int) -> float:
-    """Elements sent per rank by a DDP all-reduce."""
-    return 2 * (ranks - 1) / ranks * sum(before * after for before, after in layers)
-
-
 def sent_elements(
     strategy: str,
     ranks: int,

@@ -152,10 +152,23 @@ def install(folder, *workloads, provider=None):
     )
 
 
+def priced(folder, provider=None):
+    """An installation with definitions, and with prices of noon."""
+    here = install(folder, provider=provider)
+    prices.note_definitions(here, NOON)
+    prices.snapshot_offers(here, "refresh-1", NOON)
+    return here
+
+
 def changed(here, section, **values):
     """An installation whose settings have these values in a section."""
     part = getattr(here.settings, section).model_copy(update=values)
     return replace(here, settings=here.settings.model_copy(update={section: part}))
+
+
+def digests():
+    """Of the described types, by name."""
+    return {one.name: one.digest for one in DescribedMachines().instance_types()}
 
 
 @cache
@@ -172,8 +185,7 @@ def measured():
     frames["runs"] = frames["runs"].assign(measured_at=pd.Timestamp(NOON).tz_localize(None))
     digest = Source(files={}, entry="").digest({"": _BUILD.encode()}, "build", {})
     frames["workloads"] = frames["workloads"].assign(digest=digest)
-    digests = {one.name: one.digest for one in DescribedMachines().instance_types()}
-    types = data.instance_types.assign(digest=data.instance_types["name"].map(digests))
+    types = data.instance_types.assign(digest=data.instance_types["name"].map(digests()))
     return replace(data, **frames, instance_types=types)
 
 
@@ -229,11 +241,9 @@ def furnished():
         if folder.exists():
             return folder
         folder.mkdir()
-        here = install(folder)
+        here = priced(folder)
         here.home.chmod(0o700)  # as the command makes a new one
         version = log_champion(here.home)
-        prices.note_definitions(here, NOON)
-        prices.snapshot_offers(here, "refresh-1", NOON)
         known = registry.load_champion(here.home, "local")
         rows = table.recommend_all(here, known, prices.current_offers(here), measured().runs)
         publish.store_publication(here, rows, champion(version), "refresh-1", NOON)

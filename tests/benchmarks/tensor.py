@@ -27,7 +27,7 @@ from tasks.node.record import Item
 from tasks.node.strategies import apply_strategy
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import bytes_on, join, on_hosts
-from tests.formulas import dense_elements, sent_elements
+from tests.formulas import sent_elements
 
 DDP = STRATEGIES[0]
 _HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IPv4, TCP with timestamps
@@ -68,7 +68,7 @@ class Case:
         """Bytes of one rank in a step, by the formula."""
         sizes = [(float(self.width), float(self.width))] * self.layers
         if self.strategy == DDP:
-            return 4 * dense_elements(sizes, ranks)
+            return 4 * 2 * (ranks - 1) / ranks * self.layers * self.width**2
         return 4 * sent_elements(
             self.strategy, ranks, sizes, ranks * rows, needs_input_gradient=False
         )

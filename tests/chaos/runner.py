@@ -101,8 +101,12 @@ def _mirrored(world, acquire):
 
     @contextmanager
     def acquired(*args, **words):
-        with acquire(*args, **words) as running, world.mirrored(running.mirror):
-            yield running
+        with acquire(*args, **words) as running:
+            world.mirrors.append(running.mirror)
+            try:
+                yield running
+            finally:
+                world.mirrors.remove(running.mirror)
 
     return acquired
 

@@ -6,7 +6,6 @@ controller there.
 
 import json
 import random
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -144,15 +143,6 @@ class ChaosAws(FakeAws):
             raise KeyboardInterrupt
         self.dead = True
         raise Killed(name)
-
-    @contextmanager
-    def mirrored(self, mirror):
-        """Let `pass_s` update the mirror while the block runs, in place of the mirror's thread."""
-        self.mirrors.append(mirror)
-        try:
-            yield
-        finally:
-            self.mirrors.remove(mirror)
 
     def serve(self, service, region, method, words):
         name = f"{service}:{method}"

@@ -16,6 +16,12 @@ SRIFT = (sys.executable, "-c", "from flows.cli import main; main()")
 OURS = ("SRIFT_", "PREFECT_", "MLFLOW_", "COVERAGE", "PYTEST")
 
 
+def outside(*others):
+    """This process's environment without our variables and those that begin as `others`."""
+    names = (*OURS, *others)
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
+
+
 @dataclass
 class Project:
     """A stranger's folder; its state lies in `home`."""
@@ -44,11 +50,10 @@ class Project:
 
     def start(self, *words):
         """Start the command in a process group of its own, without a terminal."""
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         process = subprocess.Popen(
             [*SRIFT, *words],
             cwd=self.folder / "jobs",
-            env=outside | {"SRIFT_HOME": str(self.home)},
+            env=outside() | {"SRIFT_HOME": str(self.home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -28,11 +28,6 @@ SLOW = TINY.replace("import torch", "import time\nimport torch").replace(
 )
 
 
-@pytest.fixture(params=["fewer", "replaced"])
-def outcome(request):
-    return request.param
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch, outcome):
     replaced = str(outcome == "replaced").lower()
@@ -43,6 +38,7 @@ def project(tmp_path, monkeypatch, outcome):
 
 
 @needs_two_hosts
+@pytest.mark.parametrize("outcome", ["fewer", "replaced"])
 def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     project, clusters, outcome
 ):

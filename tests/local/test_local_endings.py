@@ -129,10 +129,3 @@ def test_a_lease_past_its_deadline_is_ended_under_its_controller(local):
         assert "deadline" in sentence and not running.nodes()[0].alive
         assert left_over(local) == []
     assert [ended.outcome for ended in local.ended()] == ["reaped"]
-
-
-def test_processes_without_a_lease_file_are_ended(local):
-    with acquired(local, "narrow"):
-        (local.store.directory("lease") / "lease.json").unlink()
-        [sentence] = local.reap(datetime.now(UTC))
-        assert "lease" in sentence and left_over(local) == []

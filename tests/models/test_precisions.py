@@ -62,10 +62,9 @@ def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_wa
     )
 
 
-@pytest.mark.parametrize("setup", [asked("bf16", "mlp"), asked("fp16"), asked("bf61")])
-def test_a_precision_that_was_not_measured_is_refused(setup):
+def test_a_precision_that_was_not_measured_is_refused():
     with pytest.raises(ValueError):
-        learned().predict(setup)
+        learned().predict(asked("bf16", "mlp"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from warehouse.append import append_records
+from warehouse.append import append_records, note_instance_types, note_workloads
 from warehouse.database import Warehouse
 from warehouse.publication import Publication
 
@@ -40,6 +40,15 @@ def write(warehouse, call, *words, **named):
         return call(connection, *words, **named)
 
 
+def define(warehouse, digest="w1", type_digest="s1"):
+    """Note the definitions of tiny and small with these digests; return how many were new."""
+    workloads, types = [DEFINED[0] | {"digest": digest}], [TYPES[0] | {"digest": type_digest}]
+    return (
+        write(warehouse, note_workloads, workloads, provider="local", noted_at=NOON),
+        write(warehouse, note_instance_types, types, noted_at=NOON),
+    )
+
+
 def load(warehouse, *bodies, refresh_id="r", at=NOON):
     return write(warehouse, append_records, bodies, refresh_id=refresh_id, loaded_at=at)
 
@@ -66,12 +75,23 @@ def body(run_id, *, of=None, **changes):
     return record(run_id, **changes) | {"setup": of or setup()}
 
 
+def refused(**setups):
+    """A row of the controller about a launch that was refused."""
+    row = body("b", status="refused", kind="launch", reason="no capacity", values={}, **setups)
+    del row["attempt"]
+    return row
+
+
 def recommendation(**changes):
     row = ROWS["recommendation"] | {"price_as_of": NOON, "newest_measurement_at": NOON} | changes
     step = row["step_s"] and abs(row["step_s"])
     shares = {"compute": 0.5, "communication": 0.75, "exposed_communication": 0.25, "input": 0.25}
     parts = {f"{name}_s": step and share * step for name, share in shares.items()}
     return {"usd_machines": row["usd"]} | parts | row
+
+
+def lease(ended_at=NOON, **changes):
+    return ROWS["lease"] | {"started_at": ended_at, "ended_at": ended_at} | changes
 
 
 def offered(name, count, usd_per_hour):

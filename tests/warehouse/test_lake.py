@@ -11,18 +11,17 @@ import pytest
 from tasks.workspace.settings import Shared
 from tests import postgres
 from tests.warehouse.builders import (
-    DEFINED,
     NOON,
     ROWS,
-    TYPES,
     body,
+    define,
     fresh,
     load,
     recommendation,
     stamp,
     write,
 )
-from warehouse.append import append, note_import, note_instance_types, note_workloads
+from warehouse.append import append, note_import
 from warehouse.database import WarehouseBusy, WarehouseError
 from warehouse.export import export, read_published
 from warehouse.lake import Lake, SharedWarehouse, _ask, _session
@@ -62,8 +61,7 @@ def shared(lake, tmp_path):
 
 
 def fill(warehouse):
-    write(warehouse, note_workloads, DEFINED, provider="local", noted_at=NOON)
-    write(warehouse, note_instance_types, TYPES, noted_at=NOON)
+    define(warehouse)
     write(warehouse, append, "raw_claims", CLAIMS)
     return load(warehouse, body("r1"), body("r2"), body("r1", status="failed"))
 
@@ -154,8 +152,7 @@ def test_a_home_is_carried_over_once(shared, tmp_path):
     fill(file)
     for n in (2, 1):  # the runs count where the first definition is put back
         publish(file, [recommendation()], stamp(n))
-        defined = [DEFINED[0] | {"digest": f"w{n}"}]
-        write(file, note_workloads, defined, provider="local", noted_at=NOON)
+        define(file, f"w{n}")
     publish(shared, [recommendation(workload="other")], stamp(3, provider="ec2"))
     copied = shared.carry_over(file)
     assert [copied[f"raw_{name}"] for name in ("runs", "publications", "recommendations")] == [

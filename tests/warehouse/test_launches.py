@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from tests.warehouse.builders import NOON, body, load, setup, write
+from tests.warehouse.builders import NOON, load, refused, setup, write
 from warehouse.append import append
 from warehouse.reads import launched
 
@@ -42,10 +42,7 @@ def test_exposure_is_that_of_spot_machines_by_zone_and_day(warehouse):
 
 
 def test_a_refusal_is_one_request_a_type_and_a_launch_another(warehouse):
-    of = setup(cluster="4xa+1xb", market="spot", zone="z1")
-    refused = body("b", of=of, status="refused", kind="launch", reason="no capacity", values={})
-    del refused["attempt"]
-    load(warehouse, refused)
+    load(warehouse, refused(of=setup(cluster="4xa+1xb", market="spot", zone="z1")))
     assert seen(warehouse, "requests", {}, {}, {"lease_id": "m"}) == [
         ("a", "spot", "z1", False),
         *[("a", "spot", "z1", True)] * 2,

@@ -6,8 +6,19 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from tests.warehouse.builders import DEFINED, NOON, PROFILE, ROWS, TYPES, body, load, setup, write
-from warehouse.append import append, note_instance_types, note_workloads
+from tests.warehouse.builders import (
+    NOON,
+    PROFILE,
+    ROWS,
+    body,
+    define,
+    lease,
+    load,
+    refused,
+    setup,
+    write,
+)
+from warehouse.append import append, note_workloads
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
@@ -27,14 +38,6 @@ EVERYTHING = [
 ]
 DAY = timedelta(days=1)
 LATER = {"ended_unix": NOON.timestamp() + 99}
-
-
-def define(warehouse, digest="w1", type_digest="s1"):
-    workloads, types = [DEFINED[0] | {"digest": digest}], [TYPES[0] | {"digest": type_digest}]
-    return (
-        write(warehouse, note_workloads, workloads, provider="local", noted_at=NOON),
-        write(warehouse, note_instance_types, types, noted_at=NOON),
-    )
 
 
 @pytest.fixture
@@ -225,9 +228,7 @@ def test_a_patch_or_another_build_of_torch_is_pooled(defined, newer):
 
 
 def test_runs_without_a_measurement_keep_reason_and_reporter(defined):
-    refused = body("b", status="refused", kind="launch", reason="no capacity", values={})
-    del refused["attempt"]
-    load(defined, body("a", status="failed", reason="out of memory", values={}), refused)
+    load(defined, body("a", status="failed", reason="out of memory", values={}), refused())
     failed = mart(defined, "failed_runs").set_index("run_id")
     assert failed[["reason", "told_by"]].values.tolist() == [
         ["out of memory", "node"],
@@ -249,11 +250,10 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(ware
 
 
 def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
-    lease = ROWS["lease"] | {"started_at": NOON, "ended_at": NOON}
-    known = [lease | {"lease_id": name} for name in ("x", "y")]
+    known = [lease(lease_id=name) for name in ("x", "y")]
     for new in (2, 0):
         assert write(warehouse, append, "raw_leases", known) == new
-    unknown = lease | {"lease_id": "z", "usd": None, "refresh_id": "s"}
+    unknown = lease(lease_id="z", usd=None, refresh_id="s")
     write(warehouse, append, "raw_leases", [unknown])
     load(
         warehouse,

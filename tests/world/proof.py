@@ -1,7 +1,6 @@
 """Run `srift refresh` on the emulated EC2 as an operator does, and check launches and tables."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import duckdb
 
-from tests.local.command import OURS, SRIFT
+from tests.local.command import SRIFT, outside
 from tests.wheels import wheel
 from tests.world import World
 
@@ -124,17 +123,12 @@ class Operator:
 
     def environment(self):
         """Return environment variables with a new SRIFT_HOME and the emulated credentials."""
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("AWS_", *OURS))
-        }
         ours = {
             "SRIFT_HOME": f"{self.folder}/state",
             "PREFECT_HOME": f"{self.folder}/prefect",
             "PYTHONPATH": str(_REPOSITORY),
         }
-        return kept | ours | self.world.environment()
+        return outside("AWS_") | ours | self.world.environment()
 
     def srift(self, *words):
         return subprocess.run(

@@ -281,15 +281,11 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows():
     assert trial.value(first) == 0.0
 
 
-def past(hours):
-    runs, profiles, probes = measured(first_list())
-    return runs.assign(measured_at=AS_OF + timedelta(hours=hours)), profiles, probes
-
-
 @pytest.mark.parametrize("cause", ["drift", "age"])
 def test_a_sure_model_buys_only_what_drifted_or_went_stale(cause):
     sure = model(SURE)
-    runs, profiles, probes = past(-1.0)
+    runs, profiles, probes = measured(first_list())
+    runs["measured_at"] = AS_OF - timedelta(hours=1)
     history = {"drifting": {"medium": AS_OF}}
     if cause == "age":
         assert buy(sure) == buy(sure, (runs, profiles, probes)) == []

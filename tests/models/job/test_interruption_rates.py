@@ -31,10 +31,9 @@ def hazards(model, *zones, kind="a", advised=ADVISED):
     return float(hazard[0]), float(doubt[0]), float(bunching[0])
 
 
-@pytest.mark.parametrize("bucket", [0, 4])
-def test_without_exposure_the_advised_rate_holds_with_much_doubt(bucket):
-    hazard, doubt, _ = hazards(fit_hazard(NONE), "z", advised=bucket_hazard(bucket))
-    assert hazard == pytest.approx(bucket_hazard(bucket)) and doubt > 1
+def test_without_exposure_the_advised_rate_holds_with_much_doubt():
+    hazard, doubt, _ = hazards(fit_hazard(NONE), "z", advised=bucket_hazard(4))
+    assert hazard == pytest.approx(bucket_hazard(4)) and doubt > 1
 
 
 def test_exposure_moves_a_zone_to_its_own_rate():

@@ -59,11 +59,11 @@ PACES = {"large": (0.01, 0.002), "small": (0.005, 0.004), "whole": (0.02, 0.001)
 class Lines:
     """The step model as splits use it."""
 
-    lines: dict
     needed: Callable  # of a type's name: bytes of a sample, and bytes beside
+    accumulated: float = 1.0  # times as many bytes of a sample
 
     def compute_lines(self, workload, types, mode):
-        return [self.lines[name] for name in types]
+        return [PACES[name] for name in types]
 
     @property
     def memory(self):
@@ -71,12 +71,12 @@ class Lines:
 
     def needs(self, workload, mode, name, ranks, *, accumulates):
         sample, fixed = (each / (ranks if mode.sharded else 1) for each in self.needed(name))
-        return Needs(fixed, 0.0, sample, [])
+        return Needs(fixed, 0.0, sample * self.accumulated**accumulates, [])
 
 
-def splits(counts, total, memory=lambda name: (math.nan, 0.0), strategy="ddp"):
+def splits(counts, total, memory=lambda name: (math.nan, 0.0), strategy="ddp", **more):
     job = replace(workload("w", total), modes=(Mode(strategy=strategy),))
-    model = Lines(PACES, memory)
+    model = Lines(memory, **more)
     return splits_of(job, TYPES, np.array(counts), totals=[total], model=model)
 
 
@@ -96,13 +96,7 @@ def test_accumulation_makes_a_batch_fit_in_the_fewest_steps():
 
 
 def test_accumulation_needs_more_memory():
-    class Later(Lines):
-        def needs(self, workload, mode, name, ranks, *, accumulates):
-            return Needs(0.0, 0.0, 2.0**31 / (12 - accumulates), [])
-
-    job = workload("w", 48)
-    model = Later(PACES, None)
-    found = splits_of(job, TYPES, np.array([[1, 0, 0]]), totals=[48], model=model)
+    found = splits([[1, 0, 0]], 48, lambda name: (2.0**31 / 12, 0), accumulated=12 / 11)
     assert found.steps.tolist() == [6]  # eight samples: twelve fit without accumulation only
 
 

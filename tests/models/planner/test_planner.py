@@ -12,7 +12,7 @@ from models.job.cost import job_costs
 from models.planner import planner, ranking
 from models.planner.candidates import Supply
 from models.planner.planner import candidates, plan
-from tests.models.planning import GBPS, JointModel, frame, machine, offer, workload
+from tests.models.planning import JointModel, frame, machine, offer, workload
 
 PLAIN = Mode()
 SEEDS = st.integers(0, 2**32 - 1)
@@ -167,9 +167,13 @@ def of(model, job, sold, max_hosts=1):
     return plan(job, Supply(offers=sold, max_hosts=max_hosts, fits=anything_fits), model)
 
 
-def small(gib_a_sample):
-    lines, memory = {"small": (0.01, 0.0005)}, {"small": gib_a_sample * 2.0**30}
-    return JointModel(lines=lines, gbps=GBPS, sample_bytes=memory)
+def alike(**gib_a_sample):
+    """A model of types that differ in the memory of a sample alone."""
+    return JointModel(
+        lines=dict.fromkeys(gib_a_sample, (0.01, 0.0005)),
+        gbps=dict.fromkeys(gib_a_sample, 1.0),
+        sample_bytes={name: gib * 2.0**30 for name, gib in gib_a_sample.items()},
+    )
 
 
 CHEAPEST = Goal(goal="cheapest")
@@ -192,19 +196,15 @@ def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named():
 def test_what_devices_cannot_share_or_hold_is_reported(gib_a_sample, batch, reason):
     sold = [offer("small", instance_type=machine("small", devices=8))]
     job = workload("mlp", batch, None, CHEAPEST)
-    row = of(small(gib_a_sample), job, sold, 2).rows[0]
+    model = alike(small=gib_a_sample)
+    row = of(model, job, sold, 2).rows[0]
     assert (row["status"] == "infeasible") is bool(reason) and reason in row["reason"]
-    assert of(small(gib_a_sample), job, []).rows[0]["status"] == "infeasible"
+    assert of(model, job, []).rows[0]["status"] == "infeasible"
 
 
 def test_clusters_that_are_left_out_are_counted_by_reason():
     wide, tiny = (replace(machine("small"), name=name) for name in ("wide", "tiny"))
-    names = ("small", "wide", "tiny")
-    model = JointModel(
-        lines=dict.fromkeys(names, (0.01, 0.0005)),
-        gbps=dict.fromkeys(names, 1.0),
-        sample_bytes={"small": 1.0, "wide": 1.0, "tiny": 3 * 2.0**30},
-    )
+    model = alike(small=0.0, wide=0.0, tiny=3.0)
     sold = [offer("small", instance_type=each) for each in (replace(wide, devices=128), tiny)]
     sold += [offer("small"), offer("small", "spot", usd_per_hour=None)]
     reason = of(model, workload("mlp", 96, None, CHEAPEST), sold).rows[0]["reason"]

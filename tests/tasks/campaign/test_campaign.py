@@ -13,7 +13,7 @@ from tasks.execution.collect import Collected
 from tasks.execution.job import Served
 from tasks.workspace.workspace import Workspace
 from tests.installed import NOON, DescribedMachines, champion, changed, measured, model
-from tests.warehouse.builders import body, load, setup
+from tests.warehouse.builders import body, load, recommendation, setup
 from warehouse import reads
 
 FRAMES = {name: getattr(measured(), name) for name in reads.TRAINING_FRAMES}
@@ -29,10 +29,6 @@ def reading(monkeypatch, frames=NOTHING):
 
 def shop(here, *, known=None, frames=NOTHING):
     return campaign.shop(here, here.provider.offers(NOON), frames, known, Tally.of(here, None, "r"))
-
-
-def items_of(launches):
-    return [item for launch in launches for item in launch.items]
 
 
 def types_of(launch):
@@ -60,7 +56,7 @@ def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
         "mart",
         lambda here, name, **equal: known[name] if name in known else stored(here, name, **equal),
     )
-    assert "learn" not in {item.kind for item in items_of(shop(here))}
+    assert "learn" not in {item.kind for launch in shop(here) for item in launch.items}
 
 
 def test_a_dry_run_without_prices_says_why_it_plans_nothing(here, monkeypatch, capsys):
@@ -219,14 +215,7 @@ def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch)
     reading(monkeypatch)
     monkeypatch.setattr(campaign, "shop", lambda *_: [])
     conv, _ = here.workloads
-    row = {
-        "workload": "conv",
-        "cluster": f"2x{here.provider.offers(NOON)[0].instance_type.name}",
-        "layout": "1",
-        "batch_per_device": "8",
-        "accumulation_steps": 1,
-        "step_s": 0.5,
-    }
+    row = recommendation(workload="conv", cluster="2xs.small")
     elastic = changed(here, "campaign", elastic_runs=True)
 
     def launches(*statuses, workspace=elastic, seconds=400.0):

@@ -17,15 +17,14 @@ from tasks.campaign import spending as caps
 from tasks.campaign.spending import RELEASE_S, Tally
 from tasks.execution.data import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
-from tasks.market.offers import note_definitions, snapshot_offers
 from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
-from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import ROWS, fresh, load, write
+from tests.installed import NOON, DescribedMachines, changed, install, priced
+from tests.warehouse.builders import fresh, lease, load, write
 from warehouse.append import append
 
 PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
@@ -38,10 +37,7 @@ LAUNCHED = "refresh-1-00"
 
 @pytest.fixture
 def here(tmp_path):
-    made = install(tmp_path, provider=DescribedMachines(name="ec2"))
-    note_definitions(made, NOON)
-    snapshot_offers(made, "refresh-1", NOON)
-    return made
+    return priced(tmp_path, DescribedMachines(name="ec2"))
 
 
 def launch(here, est_s=600.0):
@@ -65,14 +61,8 @@ def monthly(here, usd):
 
 
 def spent(here, usd, ended_at, lease_id, provider="ec2"):
-    row = ROWS["lease"] | {
-        "lease_id": lease_id,
-        "provider": provider,
-        "refresh_id": lease_id.rpartition("-")[0],
-        "started_at": ended_at - timedelta(hours=1),
-        "ended_at": ended_at,
-        "usd": usd,
-    }
+    of = {"lease_id": lease_id, "refresh_id": lease_id.rpartition("-")[0], "provider": provider}
+    row = lease(ended_at, started_at=ended_at - timedelta(hours=1), usd=usd, **of)
     write(here.warehouse, append, "raw_leases", [row])
 
 
@@ -265,10 +255,11 @@ def test_ended_leases_count_before_they_are_in_the_ledger(here, tmp_path):
 
 
 def test_unknown_spending_stops_the_month(here):
-    spent(here, None, NOON, "a-00")
-    assert "refresh a" in refusal(here)
     here.provider.held = [held(usd_per_hour=None)]
     assert refusal(here) != ""
+    here.provider.held = []
+    spent(here, None, NOON, "a-00")
+    assert "refresh a" in refusal(here)
 
 
 def test_without_on_demand_the_bid_bounds_spot(here):

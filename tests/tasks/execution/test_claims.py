@@ -15,7 +15,7 @@ from tasks.execution.collect import end_and_collect
 from tasks.providers.base import NotSwept
 from tasks.workspace.locking import refresh_lock
 from tests.installed import NOON, DescribedMachines, changed, install
-from tests.warehouse.builders import ROWS, write
+from tests.warehouse.builders import lease, write
 from warehouse.append import append
 from warehouse.database import WarehouseBusy
 
@@ -66,8 +66,7 @@ def test_a_later_claim_leaves_to_earlier_ones_what_they_claimed(team):
 
 def test_what_a_campaign_has_cost_is_spent_and_no_longer_claimed(claimed):
     here, other = claimed
-    row = ROWS["lease"] | {"lease_id": "r-1-00", "refresh_id": "r-1", "provider": "ec2"}
-    row |= {"started_at": NOON, "ended_at": NOON, "usd": 2.5}
+    row = lease(lease_id="r-1-00", refresh_id="r-1", provider="ec2", usd=2.5)
     write(here.warehouse, append, "raw_leases", [row])
     month = month_of(other, "new")
     assert (month.spent_usd, month.claimed_usd) == (2.5, 3.5)

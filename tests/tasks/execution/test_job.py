@@ -11,7 +11,7 @@ from tasks.execution.job import expected_devices, job_of
 from tasks.node.record import ANY, CPU, Devices
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import SettingsError
-from tests.installed import NOON, DescribedMachines, install
+from tests.installed import NOON, DescribedMachines, digests, install
 
 HOST = Devices(name=CPU, count=1, threads=1)
 
@@ -48,12 +48,11 @@ def test_items_are_numbered_within_the_lease_and_carry_what_nodes_need(settings)
 
 def test_setups_describe_the_machines_that_take_part(settings):
     train, profile, probe = made(settings).run_setups.values()
-    digests = {one.name: one.digest for one in DescribedMachines().instance_types()}
     expected = {
         "cluster": "1xs.large+2xs.small",
         "batch_per_device": "32+8+8",
         "instance_types": ["s.large", "s.small", "s.small"],
-        "instance_digests": [digests[name] for name in ("s.large", "s.small", "s.small")],
+        "instance_digests": [digests()[name] for name in ("s.large", "s.small", "s.small")],
         "market": "spot",
         "zone": "a",
         "usd_per_hour": pytest.approx(0.4 * (0.125 + 2 * 0.030)),

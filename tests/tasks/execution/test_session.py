@@ -166,13 +166,6 @@ ENDS = {
         f"r-00-launch failed {LATE}",
         "s",
     ),
-    "the loss of a machine that no run needs leaves the attempt alone": (
-        "st",
-        [*GOES, reported("s"), becomes(1, TAKEN), reported("t")],
-        "st",
-        f"r-00-launch interrupted {GONE}",
-        "st",
-    ),
     "a notice lets a short run end, and acts before the machine is gone": (
         "bdt",
         [
@@ -268,7 +261,9 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
 
 def test_no_machine_is_requested_without_need_or_time(tmp_path):
     idle = (sells_one, *GOES, reported("s"), becomes(1, TAKEN), reported("t"))
-    assert launch(tmp_path / "a", job("st"), *idle).cluster.replaced == []
+    alone = launch(tmp_path / "a", job("st"), *idle)  # leaves the attempt alone
+    assert (alone.served.recorded, alone.runs, alone.cluster.replaced) == ({*"st"}, "st", [])
+    assert alone.rows == [f"r-00-launch interrupted {GONE}"]
     late = launch(tmp_path / "b", job("b"), sells_one, *GOES, becomes(1, TAKEN), stop_at=10.0)
     assert late.cluster.replaced == [] and "too little time" in late.rows[0]
 

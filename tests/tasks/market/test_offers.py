@@ -9,22 +9,13 @@ from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
-from tests.installed import NOON, DescribedMachines, install
+from tests.installed import NOON, DescribedMachines, install, priced
 from warehouse.reads import mart
-
-
-def noted(folder, machines, *, snapshot=False):
-    """An installation with definitions, and with a snapshot of prices if asked."""
-    here = install(folder, provider=machines)
-    prices.note_definitions(here, NOON)
-    if snapshot:
-        prices.snapshot_offers(here, "refresh-1", NOON)
-    return here
 
 
 @pytest.fixture
 def here(tmp_path):
-    return noted(tmp_path, DescribedMachines(unpriced=frozenset({"s.whole"})))
+    return priced(tmp_path, DescribedMachines(unpriced=frozenset({"s.whole"})))
 
 
 def by_type(offer):
@@ -32,14 +23,13 @@ def by_type(offer):
 
 
 def test_offers_come_back_as_they_were(here):
-    prices.snapshot_offers(here, "refresh-1", NOON)
     found = prices.current_offers(here)
     assert sorted(found, key=by_type) == sorted(here.provider.offers(NOON), key=by_type)
 
 
 def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_path):
     machines = WithPackage(unpriced=frozenset({"s.whole"}))
-    here, later = noted(tmp_path, machines, snapshot=True), NOON + timedelta(hours=1)
+    here, later = priced(tmp_path, machines), NOON + timedelta(hours=1)
     machines.unpriced = frozenset()
     prices.snapshot_offers(here, "refresh-2", later)
     machines.down = "the price list did not answer"
@@ -86,7 +76,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
         return dict(zip(frame["name"], frame["digest"], strict=True))
 
     machines = Forgetful()
-    here = noted(tmp_path, machines)
+    here = priced(tmp_path, machines)
     before = digests()
     machines.down = "expired"
     prices.note_definitions(here, NOON + timedelta(hours=1))
@@ -117,7 +107,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     machines = OwnTerms(
         terms=Ec2.model_validate({"discounts": {"s.*": {"on_demand": 0.5, "spot": 0.1}}})
     )
-    here = noted(tmp_path, machines, snapshot=True)
+    here = priced(tmp_path, machines)
 
     def paid(offers):
         large = [one for one in offers if one.instance_type.name == "s.large"]
@@ -135,7 +125,6 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
 
 
 def test_offers_are_listed_in_order_with_unknown_prices_last(here):
-    prices.snapshot_offers(here, "refresh-1", NOON)
     rows = prices.listed(here, ())
     columns = "instance_type devices device device_memory_gib cores memory_gib bandwidth_gbps"
     columns += " market region zone usd_per_hour interrupted_a_day price_as_of price_source"

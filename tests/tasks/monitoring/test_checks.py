@@ -19,7 +19,7 @@ from tasks.monitoring.checks import (
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.table import recommend_all
 from tasks.training.registry import Champion
-from tests.installed import NOON, champion, measured
+from tests.installed import NOON, champion, digests, measured
 from tests.warehouse.builders import load, record, setup, write
 from warehouse import reads
 from warehouse.append import append, note_instance_types, note_workloads
@@ -74,14 +74,13 @@ def defined(here):
 
 def ran(here, run_id, step_s, *, hours=0.0, **values):
     """A run of two small machines."""
-    digest = {one.name: one.digest for one in here.provider.instance_types()}["s.small"]
     body = record(run_id, ended_unix=(NOON + timedelta(hours=hours)).timestamp(), lease_id=run_id)
     body["setup"] = setup(
         workload="conv",
         cluster="2xs.small",
         zone="a",
         instance_types=["s.small"] * 2,
-        instance_digests=[digest] * 2,
+        instance_digests=[digests()["s.small"]] * 2,
     )
     body["item"] = {"nodes": [0, 1]}
     body["values"] |= {"step_s": step_s, "sync_s": 0.01, "rank_compute_s": [0.1, 0.1]} | values

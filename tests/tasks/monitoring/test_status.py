@@ -10,7 +10,7 @@ from tasks.providers.base import Lease
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.reporting.tables import print_spend, print_status
 from tests.installed import DescribedMachines, install
-from tests.warehouse.builders import ROWS, load, recommendation, write
+from tests.warehouse.builders import lease, load, recommendation, write
 from warehouse.append import append
 
 NOW = datetime.now(UTC)
@@ -83,11 +83,6 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here):
     assert sum("not in the published table" in one for one in fresh) == len(here.workloads)
 
 
-def lease(name, refresh, usd, days, cluster):
-    at, of = NOW - days * DAY, {"lease_id": name, "refresh_id": refresh}
-    return ROWS["lease"] | of | {"started_at": at, "ended_at": at, "usd": usd, "cluster": cluster}
-
-
 def run(name, lease_id, workload, kind="train"):
     of = {"workload": workload, "provider": "local"}
     return {"run_id": name, "lease_id": lease_id, "kind": kind, "status": "measured", "setup": of}
@@ -95,9 +90,9 @@ def run(name, lease_id, workload, kind="train"):
 
 def test_each_way_of_adding_up_dollars_gives_the_same_sum_and_an_unknown_price_none(here, machines):
     leases = [
-        lease("a", "r", 0.4, 10, "2xs.small"),
-        lease("b", "s", 0.2, 1, "1xs.small+1xs.whole"),
-        lease("c", "s", None, 40, "1xs.whole"),
+        lease(NOW - 10 * DAY, lease_id="a", usd=0.4, cluster="2xs.small"),
+        lease(NOW - DAY, lease_id="b", usd=0.2, cluster="1xs.small+1xs.whole"),
+        lease(NOW - 40 * DAY, lease_id="c", usd=None),
     ]
     write(here.warehouse, append, "raw_leases", leases)
     runs = (run("1", "a", "mlp"), run("2", "a", "lm"), run("3", "b", "", "probe"))

@@ -1,12 +1,13 @@
 """Two steps on this machine find what is wrong with a workload, with the user's own line."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tasks.node import check
 from tasks.node.check import checked
-from tasks.node.record import WorkloadFile
+from tests.tasks.node.test_loader import FILE
 
 GOOD = """
 import torch
@@ -34,8 +35,7 @@ def build():
 def answer(folder, old="", new="", precision="fp32"):
     assert old in GOOD
     (folder / "d1.py").write_text(GOOD.replace(old, new) if old else GOOD)
-    file = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", source="mine.py")
-    return checked(folder, file, precision, batch=16)
+    return checked(folder, FILE, precision, batch=16)
 
 
 FORWARD, NET = "self.last(self.first(x))", "    model = Net()"
@@ -88,14 +88,8 @@ def test_a_folders_own_file_is_named_by_its_place_there(
     package.mkdir(parents=True)
     for name, code in ({"train": train, "net": network} | {changed: text}).items():
         (package / f"{name}.py").write_text(code)
-    file = WorkloadFile(
-        name="net",
-        digest="d1",
-        file="workloads/c1.tar.gz",
-        function="build",
-        module="pkg.train",
-        source="pkg/train.py",
-    )
+    unpacked = {"file": "workloads/c1.tar.gz", "module": "pkg.train", "source": "pkg/train.py"}
+    file = replace(FILE, **unpacked)
     problem = checked(tmp_path, file, "fp32", batch=16)["problem"]
     assert words in problem and str(tmp_path) not in problem and bool(problem) == bool(words)
 

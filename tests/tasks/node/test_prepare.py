@@ -69,19 +69,16 @@ def test_requirements_that_are_installed_already_are_used(tmp_path, monkeypatch)
     assert program == str(ready / "bin" / "python")
 
 
-@pytest.mark.parametrize(
-    ("workload", "named", "cause"),
-    [(NEEDS, "nosuch", ""), (NEEDS, "slow", INSTALL)],
-)  # fmt: skip
+@pytest.mark.parametrize(("named", "cause"), [("nosuch", ""), ("slow", INSTALL)])
 def test_a_workload_that_cannot_be_made_ready_fails_every_run_of_the_machine(
-    tmp_path, monkeypatch, capsys, workload, named, cause
+    tmp_path, monkeypatch, capsys, named, cause
 ):
     def slow(*_):
         raise InstallationInterrupted("slow")
 
     if cause:
         monkeypatch.setattr(prepare, "install", slow)
-    assert end_of(tmp_path, monkeypatch, workload) == (EXIT_ITEM_FAILED,)
+    assert end_of(tmp_path, monkeypatch, NEEDS) == (EXIT_ITEM_FAILED,)
     ((run, record),) = records(tmp_path).items()
     assert (run, record["status"], record["cause"]) == ("node-1/r1", "failed", cause)
     assert record["workload_digest"] == "d" and named in record["reason"]

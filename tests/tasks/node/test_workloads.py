@@ -78,7 +78,6 @@ def test_a_batch_that_can_move_itself_stays_what_it_is():
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ("def other(): ...", "'build'"),
         ("def build(): return 1, 2", "optimizer"),
         ("def build(): return 1, len, len, 2", "model"),
         (

@@ -31,7 +31,6 @@ PRICES = {"g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912, "g4dn.8xlarge": 2.176, "
 
 PLAIN = {
     "workload": "resnet50",
-    "goal": "cheapest",
     "provider": "ec2",
     "region": "us-east-1",
     "layout": "4",
@@ -41,9 +40,6 @@ PLAIN = {
     "price_as_of": NOW - timedelta(hours=10),
     "publication_id": "20261120T030000-ab12",
     "model_version": "7",
-    "constraint_hours": None,
-    "constraint_usd": None,
-    "p_meets_constraint": None,
 }
 
 

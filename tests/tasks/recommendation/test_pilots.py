@@ -25,9 +25,9 @@ def case_of(here, champion, workload, sold=None, runs=NOTHING):
     return Case.of(here, champion, workload, sold or here.provider.offers(NOON), runs)
 
 
-def pilots_of(here, champion, workload, *, sold=None, count=3):
+def pilots_of(here, champion, workload, *, sold=None):
     case = case_of(here, champion, workload, sold)
-    return pilots_for(case, case.plan(), buyable=case.offers, count=count)
+    return pilots_for(case, case.plan(), buyable=case.offers, count=3)
 
 
 DEADLINE = (Goal(goal="cheapest_within_deadline", hours=1.5),)

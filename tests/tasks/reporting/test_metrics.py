@@ -3,13 +3,9 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.reporting.metrics import write_metrics
-from tests.warehouse.builders import NOON
+from tests.warehouse.builders import NOON, recommendation
 
-UNKNOWN = dict.fromkeys(
-    ["constraint_hours", "constraint_usd", "p_meets_constraint", "newest_measurement_at"]
-)
-ROW = UNKNOWN | {"provider": "local", "goal": "cheapest", "rank": 1, "cluster": "2xa"}
-ROW |= {"hours": 1.5, "usd": 0.25, "published_at": NOON, "price_as_of": NOON}
+ROW = recommendation(provider="local", published_at=NOON, newest_measurement_at=None)
 ODD = 'a "name"\\'
 
 
@@ -27,7 +23,7 @@ def test_first_choices_are_written_and_unknown_values_left_out(tmp_path):
         for family in text_string_to_metric_families((tmp_path / "metrics.prom").read_text())
         for one in family.samples
     }
-    assert found["choice_hours", "conv"] == 1.5 and ("choice_hours", ODD) not in found
+    assert found["choice_hours", "conv"] == 1.0 and ("choice_hours", ODD) not in found
     assert found["choice_p_meets_constraint", "late"] == 0.4
     assert [found["choice_feasible", name] for name in ("conv", "late", ODD)] == [1.0, 0.0, 0.0]
     assert found["measurement_timestamp_seconds", ODD] == NOON.timestamp()

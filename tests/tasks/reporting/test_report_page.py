@@ -16,6 +16,7 @@ from tests.warehouse.builders import (
     body,
     fresh,
     judgement,
+    lease,
     offered,
     recommendation,
     setup,
@@ -41,14 +42,8 @@ def history(warehouse):
             append(connection, "raw_models", [made | of], trained_at=at, promoted=n == 2)
             figures = {"mean_error": 0.2 / n, "median_error": 0.1 / n, "coverage_90": 0.9}
             append(connection, "raw_scores", [score | figures], provider="local", **of)
-            times = {"started_at": at, "ended_at": at, "usd": 0.01 * n}
-            append(
-                connection,
-                "raw_leases",
-                [ROWS["lease"] | times],
-                lease_id=f"l{n}",
-                refresh_id=f"refresh-{n}",
-            )
+            paid = lease(at, lease_id=f"l{n}", refresh_id=f"refresh-{n}", usd=0.01 * n)
+            append(connection, "raw_leases", [paid])
             run = setup(workload=HOSTILE, reason_wanted="most uncertain")
             rows = [
                 body(f"r{n}", of=run, lease_id=f"l{n}"),

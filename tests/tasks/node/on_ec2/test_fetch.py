@@ -61,10 +61,9 @@ def test_a_role_without_rights_is_sent_to_the_doctor(fetcher, operation):
     assert "srift doctor" in fetched(fetcher)["reason"]
 
 
-@pytest.mark.parametrize("key", ["cats/../../../x", "cats/1.jpg/x"])
-def test_objects_outside_the_folder_are_refused(fetcher, key):
-    fetcher.client.put_object(Bucket="mine-1", Key=key, Body=b"evil")
-    assert fetched(fetcher)["state"] == "failed"
+def test_an_object_below_another_is_refused(fetcher):
+    fetcher.client.put_object(Bucket="mine-1", Key="cats/1.jpg/x", Body=b"evil")
+    assert fetched(fetcher, most_bytes=99, most_files=9)["state"] == "failed"
 
 
 @pytest.mark.parametrize("limits", [(29, 3), (30, 2)])

@@ -79,7 +79,7 @@ def masked():
     ("name", "machines"),
     [
         *(("tensor-1d", (1,)), ("tensor-2d", (4, 2)), ("tensor-2.5d", (2, 2)), ("tables", (1,))),
-        *(("adasum", (1,)), ("adasum", (1, 1, 1)), ("adasum-delta", (4, 2))),
+        *(("adasum", (1,)), ("adasum-delta", (4, 2))),
         *(("ddp-mstopk", (2, 1)), ("ddp-mstopk", (4,)), ("ps-4", (1, 1)), ("ps-1", (4,))),
     ],
 )

@@ -101,22 +101,15 @@ def test_where_no_group_can_be_made_whole_cores_remain_and_the_reason_is_given(
     assert detect().why_not.startswith(reason)
 
 
-def highest_load(shares, free):
-    """The highest load of a core by shares that are held on some of the cores."""
-    loads = dict.fromkeys(free, 0.0)
-    for share, cores in zip(shares, place(shares, free), strict=True):
-        for core in cores if len(cores) < len(free) else ():
-            loads[core] += share / len(cores)
-    return max(loads.values())
-
-
 def test_shares_keep_clear_of_other_leases():
     assert place([0.4], {0: 0.8, 1: 0.2}) == [{1}]
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=12), st.integers(1, 8))
 def test_every_share_gets_enough_cores_and_no_core_is_overloaded(shares, count):
-    free = dict.fromkeys(range(count), 0.0)
-    assert highest_load(shares, free) <= 1.0 + 1e-9
-    for share, cores in zip(shares, place(shares, free), strict=True):
-        assert len(cores) >= min(count, share) - 1e-6 and cores <= free.keys()
+    loads = dict.fromkeys(range(count), 0.0)
+    for share, cores in zip(shares, place(shares, dict(loads)), strict=True):
+        assert len(cores) >= min(count, share) - 1e-6 and cores <= loads.keys()
+        for core in cores if len(cores) < count else ():  # held on some of the cores
+            loads[core] += share / len(cores)
+    assert max(loads.values()) <= 1.0 + 1e-9

@@ -86,12 +86,12 @@ def test_a_lease_is_on_the_disk_before_it_takes_its_name(local, monkeypatch):
     assert seen == [(path.stat().st_size, False)]
 
 
-def test_records_without_a_lease_are_kept(tmp_path):
+def test_records_without_a_lease_are_kept_and_its_processes_ended(tmp_path, sleeper):
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     record = record_of(local, "{}")
     (local.store.directory("two") / "lease.json").unlink()
     assert len(local.reap(NOON)) == 2
-    assert local.store.ids() == ["one"] and record.exists()
+    assert local.store.ids() == ["one"] and record.exists() and sleeper.status() == "zombie"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lease_id": "one"}', "[" * 100_000, ""])
