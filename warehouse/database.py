@@ -305,14 +305,17 @@ def rows_of_query(
 
 def count_rows(connection: Connection) -> int:
     """Read every column of all raw tables, to find damage, and return the total number of rows."""
-    names = connection.execute(
-        "select table_name from duckdb_tables() where table_name like 'raw%'"
-    ).fetchall()
     counts = [
         connection.execute(f"select count(*), bit_xor(hash(t)) from {name} as t").fetchall()[0][0]
-        for (name,) in names
+        for name in raw_tables(connection)
     ]
     return sum(counts)
+
+
+def raw_tables(connection: Connection) -> list[str]:
+    """Return the names of the raw tables, in alphabetical order."""
+    query = "select table_name from duckdb_tables() where table_name like 'raw%' order by 1"
+    return [name for (name,) in connection.execute(query).fetchall()]
 
 
 def create_tables(connection: Connection, name: str) -> None:
@@ -340,10 +343,10 @@ def schema_digest(connection: Connection) -> str | None:
     Returns None if the database is empty.
     """
     try:
-        row = connection.execute("select digest from srift_schema").fetchone()
+        [(digest,)] = connection.execute("select digest from srift_schema").fetchall()
     except duckdb.CatalogException:
         return None
-    return str(row[0]) if row else None
+    return str(digest)
 
 
 def create_views(connection: Connection, only: frozenset[str] | None = None) -> None:

@@ -153,8 +153,8 @@ def counted_before(connection: Connection) -> tuple[int, int]:
 
 def append_imports(
     connection: Connection, *, file_digest: str, loaded_at: datetime, import_id: str
-) -> int:
-    """Append the staged rows to the table raw_imports, and return the number of new rows.
+) -> None:
+    """Append the staged rows to the table raw_imports.
 
     A row that an earlier import stored is not appended again. The table raw_import_rows records
     that the row also belongs to `import_id`.
@@ -163,7 +163,7 @@ def append_imports(
     stamp = {"import_id": import_id, "file_digest": file_digest, "loaded_at": in_utc(loaded_at)}
     connection.register("stamp", pa.Table.from_pylist([stamp]))
     names = [*COLUMNS, "row_digest", *stamp]
-    new = insert(
+    insert(
         connection,
         "raw_imports",
         [*names, "row_number"],
@@ -180,4 +180,3 @@ def append_imports(
             where raw_imports.import_id <> stamp.import_id
         """,
     )
-    return new

@@ -30,6 +30,7 @@ from .database import (
     explained,
     one_line,
     quoted,
+    raw_tables,
     roll_back,
     schema_digest,
     transaction,
@@ -85,10 +86,7 @@ class SharedWarehouse(Warehouse):
         """Copy the rows of `file` that this warehouse lacks, and return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
-            names = old.execute(
-                "select table_name from duckdb_tables() where table_name like 'raw%' order by 1"
-            ).fetchall()
-            copied = {name: _copied(old, connection, name) for (name,) in names}
+            copied = {name: _copied(old, connection, name) for name in raw_tables(old)}
             held = "select distinct import_id, row_digest from raw_imports"
             connection.register("incoming", old.execute(held).to_arrow_table())
             elsewhere = (

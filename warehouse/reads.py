@@ -1,7 +1,7 @@
 """Read the warehouse as pandas frames. Comments in marts/*.sql describe the columns."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -97,12 +97,8 @@ def training_frames(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFra
     The frame `runs` has all runs that Srift measured, and a selection of the imported runs. The
     selection has at most MOST_SETUPS setups, with the newest MOST_REPEATS runs of each setup.
     """
-    with warehouse.read() as connection:
-        queries = {name: name for name in TRAINING_FRAMES} | {"runs": _LEARNED_RUNS}
-        return {
-            name: select(connection, query, {"provider": provider})
-            for name, query in queries.items()
-        }
+    marts = {name: name for name in TRAINING_FRAMES}
+    return _frames(warehouse, provider, marts | {"runs": _LEARNED_RUNS})
 
 
 def training_digest(frames: dict[str, pd.DataFrame]) -> str:
@@ -135,8 +131,18 @@ def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     The names are the marts checkpoints, compilations and restarts, and the files launches/*.sql
     without suffix, such as "starts".
     """
-    queries = {name: name for name in ("checkpoints", "compilations", "restarts")}
-    queries |= {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}
+    queries = {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}
+    marts = {name: name for name in ("checkpoints", "compilations", "restarts")}
+    return _frames(warehouse, provider, queries | marts)
+
+
+def _frames(
+    warehouse: Warehouse, provider: str, queries: Mapping[str, str]
+) -> dict[str, pd.DataFrame]:
+    """Return the provider's rows of several marts or queries, as {name: frame}.
+
+    queries: {name: name of a mart, or the text of a query}.
+    """
     with warehouse.read() as connection:
         return {
             name: select(connection, query, {"provider": provider})

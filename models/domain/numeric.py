@@ -1,10 +1,11 @@
 """Define array types, a quantile of the normal distribution, and the tolerance of comparisons."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-IntArray = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.intp]
 
 Z_90 = 1.6448536269514722  # half-width of a normal 90 % interval, in standard deviations
 

@@ -52,9 +52,9 @@ def mode_of(row: Mapping[str, Any]) -> Mode:
 
 def modes_of(frame: pd.DataFrame) -> list[Mode]:
     """Return the mode (precision, strategy, switches) of each row of `frame`."""
-    rows = list(zip(*(column(frame, name, "") for name in MODE_COLUMNS), strict=True))
-    modes = {row: mode_of(dict(zip(MODE_COLUMNS, row, strict=True))) for row in set(rows)}
-    return [modes[row] for row in rows]
+    defaults = Mode()._asdict().items()
+    columns = (column(frame, name, usual).replace("", usual) for name, usual in defaults)
+    return list(map(Mode, *columns))
 
 
 def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:

@@ -181,6 +181,8 @@ MODES = tuple(
 )
 
 GOALS = ("cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest")
+# Columns of the published table that distinguish goals. The last two are the limits.
+GOAL_COLUMNS = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 
 # Each 1 % over the limit counts like 10 % more of the objective. On measured setups, choices with
 # this price have nearly the lowest regret. They exceed the limit as often as choices that must meet
@@ -228,7 +230,7 @@ class Goal:
     @property
     def limit(self) -> float:
         """Return the deadline in hours or the budget in dollars; infinity if there is no limit."""
-        limit = {"hours": self.hours, "usd": self.usd}.get(self.constraint or "")
+        limit = getattr(self, self.constraint) if self.constraint else None
         return math.inf if limit is None else limit
 
 

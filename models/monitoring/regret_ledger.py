@@ -19,16 +19,15 @@ import pandas as pd
 from ..domain.cluster import Pool
 from ..domain.optimizer_state import checkpoint_bytes
 from ..domain.setup_table import Row, mode_of, row_key, rows_of
-from ..domain.workload import Goal, Mode
+from ..domain.workload import GOAL_COLUMNS, Goal, Mode
 from ..job.duration import drawn_hours, expected_hours
 from ..job.job_conditions import JobConditions
 from ..planner.choice_rule import drawn_meeting, losses, misses
 
 _DRAWS = 400  # stratified draws of interruptions
-_QUESTION = ["provider", "workload", "goal", "constraint_hours", "constraint_usd"]
 _PROMISED = ["step_s", "step_low_s", "step_high_s", "hours", "usd", "p_meets"]
 _KEPT = [
-    *_QUESTION,
+    *GOAL_COLUMNS,
     "publication_id",
     "published_at",
     "model_version",
@@ -87,7 +86,7 @@ def judge(
     named = named.assign(
         **named[_PROMISED].add_prefix("promised_"),
         key=_keys(promises, devices),
-        promise_id=list(map(_digest, promises[["publication_id", *_QUESTION]].to_numpy())),
+        promise_id=list(map(_digest, promises[["publication_id", *GOAL_COLUMNS]].to_numpy())),
     )
     named = named.sort_values("rank", kind="stable").drop_duplicates(["promise_id", "key"])
     named["rivals_named"] = named.groupby("promise_id")["rank"].transform("size") - 1
@@ -95,7 +94,7 @@ def judge(
     used = used[used["measured_at"] > used["published_at"]]
     first = used[(used["rank"] == 1) & ~(used["measured_at"] > used["promised_again_at"])]
     first = first.drop_duplicates("promise_id").sort_values(["published_at", "promise_id"])
-    equal = first.groupby([*_QUESTION, "key", "market"], dropna=False)
+    equal = first.groupby([*GOAL_COLUMNS, "key", "market"], dropna=False)
     first["until"] = equal["published_at"].shift(-1)
     used = first[["promise_id", "until"]].merge(used, on="promise_id")
     used = used[~(used["measured_at"] > used["until"])]

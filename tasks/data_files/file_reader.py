@@ -51,12 +51,8 @@ class ImportRefused(Exception):
         super().__init__("\n  ".join(lines))
 
 
-def _whole(value: Any) -> Any:
-    """Convert a text such as `1.09e8` to an integer; return other values unchanged."""
-    return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
+# pydantic converts a whole float to an integer, but not a text such as `1.09e8`.
+Whole = Annotated[int, BeforeValidator(float), Field(ge=1, lt=2**63)]
 
 
 class Facts(BaseModel):

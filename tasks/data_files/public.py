@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import warehouse as package
-from warehouse.database import Warehouse
-from warehouse.reads import mart
 
 from ..workspace.settings import WorkloadSettings
 from ..workspace.workspace import Workspace
@@ -52,9 +50,9 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     )
 
 
-def only_public(warehouse: Warehouse, provider: str, workload: str) -> bool:
-    """Return True if all step times of the workload in the warehouse are public.
+def only_public(workspace: Workspace, workload: str) -> bool:
+    """Return True if all step times of the workload on the provider's machines are public.
 
-    Returns False if the warehouse has no step times of the workload.
+    Returns False if the warehouse has no such step times.
     """
-    return len(mart(warehouse, "public_rows", provider=provider, workload=workload)) > 0
+    return len(workspace.mart("public_rows", workload=workload)) > 0

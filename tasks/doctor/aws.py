@@ -35,41 +35,42 @@ SERVICE_ROLES = {
 _EVERYBODY = ("/AllUsers", "/AuthenticatedUsers")  # endings of the URIs of public groups in an ACL
 
 
-def examine_ec2(settings: Settings, clients: Clients | None = None) -> list[Finding]:
-    """Check the AWS account, and return the result of each check.
+def examine_ec2(settings: Settings, clients: Clients | None = None) -> Iterator[Finding]:
+    """Check the AWS account, and yield the result of each check.
 
     If a check fails, the checks that depend on it are skipped.
     """
     ec2 = settings.ec2
-    found = [Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")]
-    if ec2.bucket is None:
+    if ec2.bucket:
+        yield Finding("settings", "ok", f"machines report to s3://{ec2.bucket}/{ec2.prefix}")
+    else:
         says = "set bucket under [ec2]: machines report through an S3 bucket"
-        found = [Finding("settings", "wrong", says)]
-    found += [Finding("instance types", "note", note) for note in notes_on_types(ec2)]
+        yield Finding("settings", "wrong", says)
+    yield from (Finding("instance types", "note", note) for note in notes_on_types(ec2))
     try:  # GetCallerIdentity needs no permission: a refusal means wrong credentials
         api = connect(clients)
         caller = api.ask("sts:GetCallerIdentity", ec2.regions[0])
     except ProviderError as error:
-        return [*found, Finding("identity", "wrong", str(error))]
-    found.append(Finding("identity", "ok", f"account {caller['Account']} {caller['Arn']}"))
-    found.append(judged("clock", _clock, api, answered_at(caller)))
-    found.append(judged("regions", _regions, api, ec2))
-    if found[-1].status == "wrong":
-        return found
-    found.append(judged("live prices", _prices, api, ec2))
+        yield Finding("identity", "wrong", str(error))
+        return
+    yield Finding("identity", "ok", f"account {caller['Account']} {caller['Arn']}")
+    yield judged("clock", _clock, api, answered_at(caller))
+    yield (regions := judged("regions", _regions, api, ec2))
+    if regions.status == "wrong":
+        return
+    yield judged("live prices", _prices, api, ec2)
     if ec2.bucket:
-        found.append(judged("bucket", _bucket, api, ec2))
-        if found[-1].status == "ok":
-            found.append(judged("bucket is private", _private, api, ec2))
-            found.append(judged("bucket can be used", _usable, api, ec2))
+        yield (bucket := judged("bucket", _bucket, api, ec2))
+        if bucket.status == "ok":
+            yield judged("bucket is private", _private, api, ec2)
+            yield judged("bucket can be used", _usable, api, ec2)
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
-            found.append(judged(f"role {role}", _service_role, api, ec2, role))
-    found += examine_data(settings, DataCarrier(open_workspace("ec2", settings), clients))
+            yield judged(f"role {role}", _service_role, api, ec2, role)
+    yield from examine_data(settings, DataCarrier(open_workspace("ec2", settings), clients))
     for region in ec2.regions:
-        found += _launch(api, ec2, region)
-        found += _quotas(api, settings, region)
-    return found
+        yield from _launch(api, ec2, region)
+        yield from _quotas(api, settings, region)
 
 
 def account_number(ec2: Ec2) -> str | None:
@@ -222,10 +223,8 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
         [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
         requests += requests_of(spec, attempt, security="", user_data="")
     for action, request in requests:
-        # The requests cannot name the security group and the placement group: neither exists yet.
-        words = _without(request, ("Groups", "Placement"))
         try:
-            api.ask(action, spec.region, DryRun=True, **words)
+            api.ask(action, spec.region, DryRun=True, **_without_groups(request))
         except AwsRefused as error:
             if error.code == "DryRunOperation":
                 allowed.append(action)
@@ -235,11 +234,15 @@ def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Findin
         yield Finding(check, "ok", f"may call {', '.join(allowed)}")
 
 
-def _without(value: Any, names: tuple[str, ...]) -> Any:
-    """Return the JSON `value` without the keys in `names`, at any depth."""
+def _without_groups(value: Any) -> Any:
+    """Return the JSON `value` without the keys "Groups" and "Placement", at any depth.
+
+    A dry run cannot name the security group and the placement group: neither exists yet.
+    """
     if isinstance(value, dict):
-        return {key: _without(one, names) for key, one in value.items() if key not in names}
-    return [_without(one, names) for one in value] if isinstance(value, list) else value
+        kept = value.keys() - {"Groups", "Placement"}
+        return {key: _without_groups(value[key]) for key in kept}
+    return list(map(_without_groups, value)) if isinstance(value, list) else value
 
 
 def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
@@ -259,8 +262,7 @@ def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
     check, action, quotas = f"quotas in {region}", "servicequotas:GetServiceQuota", {}
     for code in sorted(cores):
         try:
-            words = {"ServiceCode": "ec2", "QuotaCode": code}
-            quotas[code] = api.ask(action, region, **words)["Quota"]
+            quotas[code] = api.ask(action, region, ServiceCode="ec2", QuotaCode=code)["Quota"]
         except ProviderError as error:
             yield Finding(check, "note", f"unknown: {error}")
     fits = any(quota["Value"] >= cores[code] for code, quota in quotas.items())

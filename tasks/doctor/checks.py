@@ -8,7 +8,7 @@ from warehouse.export import read_published
 from warehouse.lake import SharedWarehouse
 
 from ..providers.base import Provider, ProviderError
-from ..workspace.home import Wrong, check_home, registry_damage
+from ..workspace.home import Wrong, check_home, check_registry
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.shared import open_warehouse
 from ..workspace.workspace import provider_of, spends_money
@@ -27,7 +27,7 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
     """
     found = examine_home(settings)
     if spends_money(provider):
-        return found + examine_ec2(settings)
+        return [*found, *examine_ec2(settings)]
     machines = provider_of(settings, provider)
     found += [Finding("this machine", "note", limit) for limit in machines.limits()]
     return [*found, judged("instance types", _types, machines), *examine_data(settings)]
@@ -47,7 +47,7 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
         *found,
         judged("warehouse", _warehouse, warehouse, thorough),
         judged("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
-        judged("model registry", _registry, home),
+        judged("model registry", check_registry, home),
     ]
 
 
@@ -104,12 +104,6 @@ def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
         return f"all {warehouse.verify()} rows can be read"
     with warehouse.read():
         return "can be opened"
-
-
-def _registry(home: Path) -> str:
-    if found := registry_damage(home):
-        raise Wrong(found)
-    return "can be read"
 
 
 def _types(provider: Provider) -> str:

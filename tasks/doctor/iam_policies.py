@@ -12,11 +12,10 @@ NAMES = ("controller-policy", "node-policy", "node-trust")
 ACCOUNT = "123456789012"  # the example account of AWS's documentation
 
 
-def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None) -> dict[str, Any]:
+def policies(ec2: Ec2, account: str | None = None) -> dict[str, Any]:
     """Return the IAM policies as {file name without suffix: JSON object}.
 
     account: number of the AWS account; None means the example account of AWS's documentation.
-    node_role: name of the machines' role; None means the name of their instance profile.
 
     Raises SettingsError if no bucket is set or deployments/iam is missing.
     """
@@ -29,7 +28,6 @@ def policies(ec2: Ec2, account: str | None = None, node_role: str | None = None)
         "prefix": ec2.prefix,
         "deployment": ec2.deployment,
         "instance_profile": ec2.instance_profile,
-        "node_role": node_role or ec2.instance_profile,
         "ami_parameter": ec2.ami_parameter,
         "account": account or ACCOUNT,
     }

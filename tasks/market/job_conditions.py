@@ -69,26 +69,29 @@ def experience_of(workspace: Workspace) -> Experience:
         compiled=fit_compilation(seen["compilations"]),
         restarts=fit_restarts(seen["restarts"]),
     )
-    found = Experience(
+    interruptions = {}
+    if not local:
+        conditions = replace(
+            conditions,
+            hazard=fit_hazard(
+                windows,
+                advised=reads.advised(warehouse, provider),
+                together=seen["lost_together"],
+            ),
+            availability=fit_availability(seen["requests"]),
+        )
+        observed = windows.groupby("instance_type")[["hours", "interruptions"]].sum()
+        interruptions = {
+            name: f"interruptions in {hours:.3g} machine-hours of own launches: {count}"
+            for name, hours, count in observed.itertuples()
+        }
+    return Experience(
         conditions=conditions,
         costs=costs,
-        interruptions={},
+        interruptions=interruptions,
         learning=workspace.mart("learning"),
         downloads=warehouse.select("raw_downloads"),
     )
-    if local:
-        return found
-    conditions = replace(
-        conditions,
-        hazard=fit_hazard(
-            windows,
-            advised=reads.advised(warehouse, provider),
-            together=seen["lost_together"],
-        ),
-        availability=fit_availability(seen["requests"]),
-    )
-    words = {str(name): _in_words(rows) for name, rows in windows.groupby("instance_type")}
-    return replace(found, conditions=conditions, interruptions=words)
 
 
 def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
@@ -108,12 +111,3 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     }
     groups = dict.fromkeys(LOCAL_STARTUP_S, found.groups[first])
     return replace(found, members=members, groups=groups)
-
-
-def _in_words(days: pd.DataFrame) -> str:
-    """Return a phrase with the observed number of interruptions of one instance type.
-
-    days: the type's rows of warehouse/launches/spot_days.sql.
-    """
-    count, hours = days["interruptions"].sum(), days["hours"].sum()
-    return f"interruptions in {hours:.3g} machine-hours of own launches: {count}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.domain.setup_table import rows_of
+from models.domain.setup_table import Row, rows_of
 from models.monitoring.drift import drift_sentence
 from warehouse.database import WarehouseError, WarehouseMissing
 from warehouse.export import STALE_AFTER_H, ledger_summary, read_published
@@ -61,10 +61,8 @@ def status_of(provider: str) -> dict[str, Any]:
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
         "ledger": ledger,
         "ledger_sentence": ledger_sentence(ledger),
-        "drift": [
-            drift_sentence(row) for row in rows_of(_relation(workspace, "drift")) if row["drifting"]
-        ],
-        "alarms": alarm_sentences(rows_of(_relation(workspace, "alarms"))),
+        "drift": list(map(drift_sentence, _published_rows(workspace, "drift", drifting=True))),
+        "alarms": alarm_sentences(_published_rows(workspace, "alarms")),
         "stale": stale,
         "limits": workspace.provider.limits(),
     }
@@ -100,12 +98,15 @@ def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | No
     return facts, stale
 
 
-def _relation(workspace: Workspace, name: str) -> pd.DataFrame:
+def _published_rows(workspace: Workspace, name: str, **equal: object) -> list[Row]:
     """Return the rows of the workspace's provider in the published table or view `name`.
 
-    The frame is empty if the published files cannot be read.
+    Returns no rows if the published files cannot be read.
+
+    equal: {column: value that the column must equal}.
     """
+    wanted = {"provider": workspace.provider.name, **equal}
     try:
-        return read_published(workspace.published, name, {"provider": workspace.provider.name})
+        return rows_of(read_published(workspace.published, name, wanted))
     except WarehouseError:
-        return pd.DataFrame(columns=["drifting"])
+        return []

@@ -90,7 +90,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     load_public_if_needed(workspace, name, shape=shaped)
     with one_thread():
         champion = load_champion(workspace.home, provider)
-        if champion is None and (shaped or only_public(workspace.warehouse, provider, name)):
+        if champion is None and (shaped or only_public(workspace, name)):
             champion = _fitted_on_public(with_public_workloads(workspace))
         workspace = with_public_workloads(workspace)
         workload = _workload(workspace, question)  # reads all files of the workload's code and data

@@ -85,7 +85,7 @@ class Case:
             champion=champion,
             workload=with_known_facts(workspace, workload),
             offers=offers,
-            runs=runs[runs["workload"] == workload.name] if len(runs) else runs,
+            runs=runs[runs["workload"] == workload.name],
             experience=experience or experience_of(workspace),
         )
         return case if champion is None else case._modelled(champion.model)
@@ -121,7 +121,7 @@ class Case:
             notes.append(f"a first guess from the workload's {basis}, {why}")
         else:
             workload = able.as_measured(workload)
-        if only_public(self.workspace.warehouse, self.workspace.provider.name, workload.name):
+        if only_public(self.workspace, workload.name):
             notes.append(
                 f"predicted from {ORIGIN}: no run of this workload was measured or imported"
             )
@@ -172,7 +172,7 @@ class Case:
         These columns include the provider, the model version and the time of the prices. The case's
         notes and warnings are added to the column `reason`.
         """
-        newest = self.runs["measured_at"].max() if len(self.runs) else None  # in UTC
+        newest = self.runs["measured_at"].max()  # in UTC
         measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
         learned, rows = self.experience.interruptions, []
         for row in found.rows:

@@ -71,6 +71,6 @@ def size(
         for row in found.pop("unknown")
         if row["instance_type"] not in scaled
     ]
-    if only_public(workspace.warehouse, provider, name):
+    if only_public(workspace, name):
         notes.insert(0, f"all runs of this workload are {ORIGIN}")
     return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}

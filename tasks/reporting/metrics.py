@@ -11,9 +11,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
+from models.domain.workload import GOAL_COLUMNS
 from models.planner.choice_rule import row_misses
 
-_LABELS = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 _COLUMNS = {
     "srift_choice_feasible": "feasible",
     "srift_choice_hours": "hours",
@@ -36,13 +36,13 @@ def write_metrics(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     registry = CollectorRegistry()
     gauges = {
-        column: Gauge(name, f"{column} of the first choice", _LABELS, registry=registry)
+        column: Gauge(name, f"{column} of the first choice", GOAL_COLUMNS, registry=registry)
         for name, column in _COLUMNS.items()
     }
     for row in rows:
         if row["rank"] > 1:
             continue
-        labels = ["" if row[name] is None else row[name] for name in _LABELS]
+        labels = ["" if row[name] is None else row[name] for name in GOAL_COLUMNS]
         values = {**row, "feasible": row["cluster"] is not None and not row_misses(row)}
         for column, gauge in gauges.items():
             value = values[column]

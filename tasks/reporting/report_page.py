@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from models.domain.setup_table import rows_of
+from models.domain.workload import GOAL_COLUMNS
 
 from .progress import Row
 from .tables import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OLD_AFTER_H = 48.0
-_GOAL = ("provider", "workload", "goal", "constraint_hours", "constraint_usd")
 _LONG = 12  # a table with more rows is folded
 _INK, _ACCENT, _SECOND, _GREY = "#000000", "#1b6ca8", "#c2620f", "#8a939c"
 
@@ -76,7 +76,7 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Group the recommendations by the columns _GOAL.
+    """Group the recommendations by the columns GOAL_COLUMNS.
 
     A group is a list with a dictionary for each recommendation:
 
@@ -84,14 +84,14 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         line: the recommendation's line in `table`.
         reason: the recommendation's reason without warnings.
 
-    recommended: the recommendations, sorted by _GOAL.
+    recommended: the recommendations, sorted by GOAL_COLUMNS.
     table: a table with a line for each recommendation, in the same order.
     """
     shown: list[dict[str, Any]] = [
         {"row": row, "line": line, "reason": without_cautions(row["reason"])}
         for row, line in zip(recommended, table.lines, strict=True)
     ]
-    groups = groupby(shown, key=lambda one: [one["row"][name] for name in _GOAL])
+    groups = groupby(shown, key=lambda one: [one["row"][name] for name in GOAL_COLUMNS])
     return [list(group) for _, group in groups]
 
 

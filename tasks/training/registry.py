@@ -30,9 +30,10 @@ from ..workspace.home import (
     MLFLOW_PAGES,
     OPERATORS_ARTIFACTS,
     OPERATORS_STORE,
+    Wrong,
+    check_registry,
     disk_trouble,
     in_force,
-    registry_damage,
 )
 
 # Importing MLflow takes seconds, so only the functions that need MLflow import it.
@@ -85,9 +86,6 @@ class Provenance:
     code_commit: str
     seed: int
     refresh_id: str
-
-    def tags(self) -> dict[str, str]:
-        return {name: str(value) for name, value in asdict(self).items()}
 
 
 def name_of(provider: str) -> str:
@@ -165,10 +163,6 @@ def _client(home: Path) -> Iterator[MlflowClient]:
 
     home.mkdir(parents=True, exist_ok=True)
     chosen = os.environ.get(OPERATORS_STORE)
-    if not chosen and (
-        found := registry_damage(home)
-    ):  # with damage, MLflow would retry for minutes
-        raise RegistryError(found)
     uri = chosen or _own_store(home)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
@@ -181,8 +175,10 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            if not chosen:  # with damage, MLflow would retry for minutes
+                check_registry(home)
             yield mlflow.MlflowClient(uri, uri)
-        except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, Wrong, OSError) as error:
             why = disk_trouble(error) or str(error).partition("\n")[0]
             raise RegistryError(
                 f"the model registry failed, and the model in use is unchanged: {why}"
@@ -217,7 +213,7 @@ def log_challenger(
         run_name = f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}"
         experiment = _experiment(client, name, home)
         with mlflow.start_run(experiment_id=experiment, run_name=run_name):
-            mlflow.set_tags(provenance.tags())
+            mlflow.set_tags(asdict(provenance))
             mlflow.log_metrics(_metrics(scoreboard))
             mlflow.log_text(card, "card.md")
             mlflow.log_text(scoreboard.to_csv(index=False), "scoreboard.csv")
@@ -233,7 +229,7 @@ def log_challenger(
                 signature=signature(),
                 input_example=example(model),
             )
-        registered = mlflow.register_model(info.model_uri, name, tags=provenance.tags())
+        registered = mlflow.register_model(info.model_uri, name, tags=asdict(provenance))
         number = str(registered.version)
         client.update_model_version(name, number, description=card)
         client.set_registered_model_alias(name, CHALLENGER, number)

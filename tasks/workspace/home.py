@@ -74,25 +74,27 @@ def check_home(home: Path) -> str:
     return f"{home} is writable, and {free_mib / 1024:.1f} GiB are free"
 
 
-def registry_damage(home: Path) -> str:
-    """Return an error message with a fix if MLflow's database in `home` is damaged, else "".
+def check_registry(home: Path) -> str:
+    """Return a sentence that says that MLflow's database in `home` can be read.
 
     A missing or locked file counts as intact.
+
+    Raises Wrong if the database is damaged.
     """
     store = home / "mlflow.db"
     try:
         with closing(_opened(store)) as connection:
             (found,) = connection.execute("pragma quick_check(1)").fetchone()
     except sqlite3.OperationalError:  # missing, or locked by another process
-        return ""
+        found = "ok"
     except sqlite3.DatabaseError as error:
         found = error
-    if found == "ok":
-        return ""
-    return (
-        f"the model registry {store} is damaged: {found}. Move the file away and run"
-        " `srift refresh`, which fits a new model"
-    )
+    if found != "ok":
+        raise Wrong(
+            f"the model registry {store} is damaged: {found}. Move the file away and run"
+            " `srift refresh`, which fits a new model"
+        )
+    return "can be read"
 
 
 def disk_trouble(error: BaseException | None) -> str | None:

@@ -59,7 +59,7 @@ def calls(tmp_path_factory):
     world.fails("ec2:DescribeInstances", KILLED)
     home.killed_in(home.two("on-demand"), "r-2")
     home.reap()
-    examine_ec2(load_settings(project(tmp_path_factory.mktemp("doctor"))), world.clients)
+    list(examine_ec2(load_settings(project(tmp_path_factory.mktemp("doctor"))), world.clients))
     return world.calls
 
 
