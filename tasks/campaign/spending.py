@@ -83,8 +83,9 @@ def allowance(
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
     dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
-    regions = launch.cluster.members[0].region, tally.bucket_region
-    beside = most_usd_per_hour_beside(workspace.settings.ec2, *regions)
+    beside = most_usd_per_hour_beside(
+        workspace.settings.ec2, launch.cluster.region, tally.bucket_region
+    )
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
     allowed = pure.allow(

@@ -181,7 +181,6 @@ class Session:
         """Write the plan of the next attempt, which measures `items`, and return the plan."""
         self.attempts += 1
         used = {node for item in items for node in item.nodes}
-        nodes = [node for node in self.machines.here if node in used]
         checkpoints = ""
         if items and items[0].kind == ELASTIC:
             assert self.running.checkpoints is not None  # elastic runs need local hosts
@@ -202,7 +201,7 @@ class Session:
             join_s=max(60.0, self.running.ready_within_s / 2),
             # only the first attempt repeats disturbed measurements
             patience_s=self.job.patience_s if self.attempts == 1 else 0.0,
-            ranks=nodes if len(nodes) < self.mailbox.nodes else [],
+            ranks=[node for node in self.machines.here if node in used],
             pairs=links_matter(items, self.running.addresses),
             checkpoints=checkpoints,
         )

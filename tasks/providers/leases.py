@@ -11,7 +11,6 @@ process dies.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -20,10 +19,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
+from ..node.record import write_json
 from .base import Lease, LeaseUnreadable, ProviderError
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
@@ -109,7 +109,7 @@ class LeaseFolder(Generic[L]):
     def write(self, lease: L) -> None:
         """Write lease.json atomically. Raises OSError on failure."""
         body = self._schema.dump_python(lease, mode="json")
-        replace_durably(self.directory(lease.lease_id) / "lease.json", body)
+        write_json(self.directory(lease.lease_id) / "lease.json", body)
 
     def read(self, lease_id: str) -> L | None:
         """Return the lease with this id; None if it has no lease.json.
@@ -209,19 +209,3 @@ class LeaseFolder(Generic[L]):
             return f"its records stay in {mailbox}: delete or move this folder"
         self.forget(lease_id)
         return "it has no records"
-
-
-def replace_durably(path: Path, body: Any) -> None:
-    """Write `body` as JSON to `path` atomically, and wait until it is on disk.
-
-    Raises OSError on failure.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w") as file:
-            json.dump(body, file, default=datetime.isoformat, indent=1)
-            file.flush()
-            os.fsync(file.fileno())  # without fsync, a power loss may leave a renamed file empty
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -314,7 +314,7 @@ class Ec2Cluster(RunningCluster):
         Spot prices are updated first, unless AWS refuses the query.
         """
         now, members = self._api.now(), list(cluster.members)
-        names = sorted({offer.instance_type.name for offer in members})
+        names = sorted({*cluster.type_names})
         if cluster.market == "spot":
             with suppress(AwsRefused):
                 rows = self._api.spot_prices(self.lease.region, now, names)

@@ -16,8 +16,9 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, TypeAdapter
 
+from ...node.record import write_json
 from ..base import Lease, ProviderError
-from ..leases import LeaseFolder, replace_durably
+from ..leases import LeaseFolder
 from .api import Filters
 from .attempts import LEAST_BILLED_S
 from .settings import Region
@@ -200,7 +201,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         file = self.root / ".token"
         with self.locked():
             if not file.exists():
-                replace_durably(file, uuid.uuid4().hex[:12])
+                write_json(file, uuid.uuid4().hex[:12])
         return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:
@@ -220,7 +221,8 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         If the time cannot be stored, no error is raised.
         """
         with suppress(OSError, ProviderError), self.locked():
-            replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
+            swept = self.swept() | dict.fromkeys(regions, now)
+            write_json(self.swept_file, _SWEPT.dump_python(swept, mode="json"))
 
     def spent(self) -> dict[str, tuple[str, float]] | None:
         """Return the content of the cost file: {lease id: (month as YYYY-MM, cost in dollars)}.
@@ -245,7 +247,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         written.
         """
         with self.locked():
-            replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
+            write_json(self.spent_file, {**(self.spent() or {}), **spent})
 
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
         """Store the cost of a lease in the cost file (see `spent`).
