@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from warehouse.append import append
@@ -93,8 +93,7 @@ class DataCarrier:
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        # by workload, because the launches of a dry run share data
-        self._planned: dict[str, DataPlan] = {}
+        self._plan = cache(self._read_plan)  # because the launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
@@ -111,9 +110,7 @@ class DataCarrier:
             if data is None:
                 continue
             try:
-                if name not in self._planned:
-                    self._planned[name] = self._plan(name, data)
-                plan = self._planned[name]
+                plan = self._plan(name, data)
                 if plan.place.startswith(S3):
                     ec2, limits = self._settings.ec2, (plan.size or 0, len(plan.files or ()))
                     if plan.size is None:  # a machine downloads no more than its volume holds
@@ -183,7 +180,7 @@ class DataCarrier:
             return DataPlan(name=plan.name, problem=problem)
         return replace(plan, move="", once_usd=0.0)
 
-    def _plan(self, name: str, data: WorkloadData) -> DataPlan:
+    def _read_plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
 
         Raises ValueError or ProviderError if the data cannot be used.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from models.domain.cluster import Cluster
 
@@ -52,7 +51,7 @@ class Ec2Cluster(RunningCluster):
     """
 
     ready_within_s = 600.0
-    checkpoints: Path | None = None
+    checkpoints = None
 
     def __init__(
         self,
