@@ -185,46 +185,48 @@ class DataCarrier:
 
         Raises ValueError or ProviderError if the data cannot be used.
         """
-        local, files = not self._workspace.spends_money, None
+        local, home = not self._workspace.spends_money, self._settings.home
+        files: Mapping[str, int] | None = None
+        region = ""
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:
                 raise BadData("the data files changed after the refresh began: refresh again")
-            if local:
-                return DataPlan(name=name, place=str(data.source), files=files)
-            address = self._uploaded(data)
-            paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
-            is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
-            return DataPlan(
-                name=name,
-                place=str(address),
-                files=files,
-                region=self.bucket_region,
-                move="upload",
-                once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
-            )
-        if not local:
-            region = ""
+            if not local:
+                address = self._uploaded(data)
+                paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
+                is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
+                return DataPlan(
+                    name=name,
+                    place=str(address),
+                    files=files,
+                    region=self.bucket_region,
+                    move="upload",
+                    once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+                )
+        elif local:
+            folder = data.fetched_below(home)
+            if folder.is_dir():
+                return DataPlan(name=name, place=str(folder), files=files_below(folder))
+            files, region = self._listed(data.source)
+            size = sum(files.values())
+            free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
+            if size > free - _LEFT_FREE_BYTES:
+                raise BadData(
+                    f"the data take {said_bytes(size)}, but the disk of {home} has"
+                    f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a"
+                    f" larger disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to"
+                    " FOLDER"
+                )
+            usd = internet_usd(size, region)
+            return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
+        else:
             try:
                 files, region = self._listed(data.source)
             except ProviderError as error:  # the machines' IAM role may have more rights
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
-            return DataPlan(name=name, place=str(data.source), files=files, region=region)
-        folder = data.fetched_below(self._settings.home)
-        if folder.is_dir():
-            return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        files, region = self._listed(data.source)
-        home, size = self._settings.home, sum(files.values())
-        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        if size > free - _LEFT_FREE_BYTES:
-            raise BadData(
-                f"the data take {said_bytes(size)}, but the disk of {home} has"
-                f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a larger"
-                f" disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to FOLDER"
-            )
-        usd = internet_usd(size, region)
-        return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
+        return DataPlan(name=name, place=str(data.source), files=files, region=region)
 
     def _stored(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""

@@ -23,7 +23,6 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from ..node.record import write_json
 from .base import Lease, LeaseUnreadable, ProviderError
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
@@ -108,8 +107,8 @@ class LeaseFolder(Generic[L]):
 
     def write(self, lease: L) -> None:
         """Write lease.json atomically. Raises OSError on failure."""
-        body = self._schema.dump_python(lease, mode="json")
-        write_json(self.directory(lease.lease_id) / "lease.json", body)
+        body = self._schema.dump_json(lease, indent=1)
+        write_durably(self.directory(lease.lease_id) / "lease.json", body)
 
     def read(self, lease_id: str) -> L | None:
         """Return the lease with this id; None if it has no lease.json.
@@ -209,3 +208,19 @@ class LeaseFolder(Generic[L]):
             return f"its records stay in {mailbox}: delete or move this folder"
         self.forget(lease_id)
         return "it has no records"
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically, and wait until it is on disk.
+
+    Raises OSError on failure.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # without fsync, a power loss may leave a renamed file empty
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ def _of(name, file, old, new, tests):
 
 _STEP = "models/step_time/model.py"
 _BASE = "tasks/providers/base.py"
-_RECORD, _EC2, _LOCAL = "tasks/node/record.py", "tasks/providers/ec2", "tasks/providers/local"
+_LEASES, _EC2, _LOCAL = "tasks/providers/leases.py", "tasks/providers/ec2", "tasks/providers/local"
 _T_EC2, _T_SPENDING = "tasks/providers/ec2", "tasks/campaign/test_spending.py"
 
 MUTANTS = (
@@ -85,8 +85,8 @@ MUTANTS = (
         "models/campaign/test_shopping_list.py"),
     _of("lease-first", f"{_EC2}/cluster.py", r"self\.keep\(self\.lease\.with_request\(request\)\)(\n +ids)",
         r"pass\1", f"{_T_EC2}/test_machines.py"),
-    _of("lease-fsync", _RECORD, r"os\.fsync\(file\.fileno\(\)\)", "pass", f"{_T_EC2[:-4]}/local/test_leases.py"),
-    _of("lease-rename", _RECORD, r"(beside = path\.with_name\().*", r"\1path.name)",
+    _of("lease-fsync", _LEASES, r"os\.fsync\(file\.fileno\(\)\)", "pass", f"{_T_EC2[:-4]}/local/test_leases.py"),
+    _of("lease-rename", _LEASES, r"(beside = path\.with_name\().*", r"\1path.name)",
         f"{_T_EC2[:-4]}/local/test_leases.py"),
     _of("reaper-deadline", f"{_EC2}/reaper.py", r"if deadline and self\.now\.timestamp\(\) >= deadline:", "if False:",
         f"{_T_EC2}/test_reaper.py"),

@@ -91,14 +91,15 @@ def attempts(
         }
         groups: list[Group] = []
         for name, run in groupby(names):
-            group = Group(
-                name=f"{market}.{len(groups)}",
-                first=sum(earlier.size for earlier in groups),
-                size=len(list(run)),
-                type_name=name,
-                bids={zone: bids[zone][name] for zone in clusters},
+            groups.append(
+                Group(
+                    name=f"{market}.{len(groups)}",
+                    first=sum(earlier.size for earlier in groups),
+                    size=len(list(run)),
+                    type_name=name,
+                    bids={zone: bids[zone][name] for zone in clusters},
+                )
             )
-            groups.append(group)
         if clusters:
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
     if not found and least_usd < math.inf:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from ...node.record import write_file
+from ..leases import write_durably
 from .api import Answer, Store
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
@@ -146,7 +146,8 @@ class Mirror:
         try:
             content, written = self.store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
             path = _free_path(path, stored["Key"], content)
-            write_file(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, content)
             os.utime(path, (written.timestamp(),) * 2)
         except AwsRefused as error:
             return error.kind == "gone"

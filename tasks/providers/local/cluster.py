@@ -89,7 +89,7 @@ class LocalCluster(RunningCluster):
         for index, ends_at in self._ends_at.items():
             if time.monotonic() >= ends_at:
                 self.revoke(index, "revoked by the spot market")
-        return [self._state(index) for index in range(len(self._hosts))]
+        return list(map(self._state, self._hosts))
 
     def now_unix(self) -> float:
         """Return the Unix time of this computer, whose clock also stamps the hosts' files."""
