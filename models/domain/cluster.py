@@ -159,6 +159,10 @@ class Cluster:
         return tuple(offer.instance_type.name for offer in self.members)
 
     @property
+    def region(self) -> str:
+        return self.members[0].region
+
+    @property
     def bill_per_hour(self) -> tuple[float | None, float, float]:
         """Return three sums in dollars per hour: machines, volumes, and other costs.
 

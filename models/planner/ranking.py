@@ -253,7 +253,7 @@ def _row(workload: Workload, goal: Goal, costs: JobCosts, at: int) -> Row:
         **shown,
         **{name: float(predicted[name]) for name in seconds if name in predicted},
         "offers": tuple(dict.fromkeys(setup.cluster.members)),
-        "region": setup.cluster.members[0].region,
+        "region": setup.cluster.region,
         "samples_per_s": setup.global_batch / float(predicted["step_s"]),
         "hours_p90": hours_p90,
         "usd_p90": usd_p90 if known else None,

@@ -324,7 +324,7 @@ def serve_launch(
     exception or Ctrl-C, it loads the records itself.
     """
     carrier = DataCarrier(workspace)
-    plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
+    plans = carrier.plans(workload_names(launch), launch.cluster.region)
     tally.data |= {plan.name: plan for plan in plans}
     tally.bucket_region = carrier.bucket_region
     allowed = allowance(workspace, launch, tally, datetime.now(UTC))

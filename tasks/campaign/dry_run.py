@@ -74,7 +74,7 @@ def planned(
     tally.bucket_region = carrier.bucket_region
     rows = launches_as_rows(launches)
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
-        plans = carrier.plans(workload_names(launch), launch.cluster.members[0].region)
+        plans = carrier.plans(workload_names(launch), launch.cluster.region)
         tally.data |= {plan.name: plan for plan in plans}
         allowed = allowance(workspace, launch, tally, now, offers)
         row |= {
@@ -126,7 +126,7 @@ def _requests(
 
     name: the launch's id.
     """
-    ec2, region = workspace.settings.ec2, cluster.members[0].region
+    ec2, region = workspace.settings.ec2, cluster.region
     here = [offer for offer in offers if offer.region == region]
     zones = {offer.zone for offer in here if offer.zone.startswith(region)} or {f"{region}a"}
     spec = LaunchSpec(

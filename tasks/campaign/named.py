@@ -69,8 +69,7 @@ def clusters_of(workspace: Workspace, wish: Wish, offers: Sequence[Offer]) -> li
             f"{wish.workload} has no entrypoint: set it under [workloads.{wish.workload}] in"
             " srift.toml, or load measurements with `srift import FILE`"
         )
-    clusters = [_cluster(workspace, text, offers) for text in wish.clusters]
-    return list({cluster.name: cluster for cluster in clusters}.values())
+    return list(dict.fromkeys(_cluster(workspace, text, offers) for text in wish.clusters))
 
 
 def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluster:

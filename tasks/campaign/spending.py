@@ -83,8 +83,9 @@ def allowance(
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
     dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
-    regions = launch.cluster.members[0].region, tally.bucket_region
-    beside = most_usd_per_hour_beside(workspace.settings.ec2, *regions)
+    beside = most_usd_per_hour_beside(
+        workspace.settings.ec2, launch.cluster.region, tally.bucket_region
+    )
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
     allowed = pure.allow(
@@ -208,7 +209,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
         )
     stored = {*workspace.mart("lease_spend")["lease_id"]}
     try:
-        kept = Ec2Leases(workspace.home).spent() or {}
+        kept = Ec2Leases(workspace.home).spent()
     except ProviderError as error:
         return float("inf"), str(error)
     lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
@@ -253,7 +254,7 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     # Meanwhile, a launch may move from the reserved dollars to the folder of leases, and from there
     # to the warehouse. They are read in this order, so that no launch is missed.
     reserved = tuple(f"{row['refresh_id']}-" for row in of_others(workspace, start, before=""))
-    known = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *(leases.spent() or {})}
+    known = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *leases.spent()}
     stated_at = [name.removeprefix(STATED) for name in known if name.startswith(STATED)]
     since = max([start, *map(datetime.fromisoformat, stated_at)])
     wrote = {

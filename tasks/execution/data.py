@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from warehouse.append import append
@@ -93,8 +93,7 @@ class DataCarrier:
     def __init__(self, workspace: Workspace, clients: Clients | None = None) -> None:
         self._workspace, self._given = workspace, clients
         self._settings = workspace.settings
-        # by workload, because the launches of a dry run share data
-        self._planned: dict[str, DataPlan] = {}
+        self._plan = cache(self._read_plan)  # because the launches of a dry run share data
 
     def plans(self, names: Iterable[str], region: str) -> list[DataPlan]:
         """Return a transfer plan for each workload in `names` that has data. Transfers nothing.
@@ -111,9 +110,7 @@ class DataCarrier:
             if data is None:
                 continue
             try:
-                if name not in self._planned:
-                    self._planned[name] = self._plan(name, data)
-                plan = self._planned[name]
+                plan = self._plan(name, data)
                 if plan.place.startswith(S3):
                     ec2, limits = self._settings.ec2, (plan.size or 0, len(plan.files or ()))
                     if plan.size is None:  # a machine downloads no more than its volume holds
@@ -183,51 +180,53 @@ class DataCarrier:
             return DataPlan(name=plan.name, problem=problem)
         return replace(plan, move="", once_usd=0.0)
 
-    def _plan(self, name: str, data: WorkloadData) -> DataPlan:
+    def _read_plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
 
         Raises ValueError or ProviderError if the data cannot be used.
         """
-        local, files = not self._workspace.spends_money, None
+        local, home = not self._workspace.spends_money, self._settings.home
+        files: Mapping[str, int] | None = None
+        region = ""
         if isinstance(data.source, Path):
             files = files_below(data.source)
             if digest_of_data(data.text, files) != data.digest:
                 raise BadData("the data files changed after the refresh began: refresh again")
-            if local:
-                return DataPlan(name=name, place=str(data.source), files=files)
-            address = self._uploaded(data)
-            paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
-            is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
-            return DataPlan(
-                name=name,
-                place=str(address),
-                files=files,
-                region=self.bucket_region,
-                move="upload",
-                once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
-            )
-        if not local:
-            region = ""
+            if not local:
+                address = self._uploaded(data)
+                paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
+                is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
+                return DataPlan(
+                    name=name,
+                    place=str(address),
+                    files=files,
+                    region=self.bucket_region,
+                    move="upload",
+                    once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+                )
+        elif local:
+            folder = data.fetched_below(home)
+            if folder.is_dir():
+                return DataPlan(name=name, place=str(folder), files=files_below(folder))
+            files, region = self._listed(data.source)
+            size = sum(files.values())
+            free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
+            if size > free - _LEFT_FREE_BYTES:
+                raise BadData(
+                    f"the data take {said_bytes(size)}, but the disk of {home} has"
+                    f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a"
+                    f" larger disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to"
+                    " FOLDER"
+                )
+            usd = internet_usd(size, region)
+            return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
+        else:
             try:
                 files, region = self._listed(data.source)
             except ProviderError as error:  # the machines' IAM role may have more rights
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
-            return DataPlan(name=name, place=str(data.source), files=files, region=region)
-        folder = data.fetched_below(self._settings.home)
-        if folder.is_dir():
-            return DataPlan(name=name, place=str(folder), files=files_below(folder))
-        files, region = self._listed(data.source)
-        home, size = self._settings.home, sum(files.values())
-        free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
-        if size > free - _LEFT_FREE_BYTES:
-            raise BadData(
-                f"the data take {said_bytes(size)}, but the disk of {home} has"
-                f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a larger"
-                f" disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to FOLDER"
-            )
-        usd = internet_usd(size, region)
-        return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
+        return DataPlan(name=name, place=str(data.source), files=files, region=region)
 
     def _stored(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Sequence
 
-from ..node.data import FAILED, READY
 from ..providers.base import NodeState, RunningCluster
 from .job import POLL_S, Clock
 from .mailbox import Mailbox
@@ -48,8 +47,7 @@ class Machines:
         for node in sorted(self.awaited):
             if not self.mailbox.reported(node, self.running.addresses[node]):
                 continue
-            states = self.mailbox.data_of(node)
-            if all(states.get(name, {}).get("state") in (READY, FAILED) for name in self.data):
+            if self.mailbox.fetched(node).issuperset(self.data):
                 self.awaited.remove(node)
             else:
                 self.fetching.add(node)
@@ -76,7 +74,7 @@ class Machines:
                 return AttemptEnd(how="lost", reason=reason)
             late = self.awaited - self.fetching
             if late and self.clock.monotonic() > give_up:
-                return is_late(late, "report itself", within_s)
+                return nodes_lost(late, f"did not report itself within {within_s:.0f} s")
             self.clock.sleep(POLL_S)
         return None
 
@@ -87,7 +85,7 @@ class Machines:
         according to the provider. If there are none, the result has the machines without a recent
         heartbeat.
 
-        The `reason` of the result describes only one machine, preferably an interrupted machine.
+        If several machines have ended, `reason` describes one, preferably an interrupted machine.
         """
         self.states = self.running.nodes()
         dead = [
@@ -105,10 +103,7 @@ class Machines:
                 nodes=tuple(dead),
             )
         silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}
-        if silent:
-            reason = f"node {min(silent)} fell silent"
-            return AttemptEnd(how="lost", reason=reason, nodes=tuple(silent))
-        return None
+        return nodes_lost(silent, "fell silent") if silent else None
 
     def drop(self, lost: frozenset[int]) -> None:
         """Move the nodes in `lost` to `gone`, so that the launch no longer waits for them."""
@@ -135,11 +130,11 @@ class Machines:
         return None
 
 
-def is_late(nodes: set[int], what: str, within_s: float) -> AttemptEnd:
-    """Return an AttemptEnd which says that `nodes` are lost because they were too slow.
+def nodes_lost(nodes: Collection[int], what: str, *, interrupted: bool = False) -> AttemptEnd:
+    """Return an AttemptEnd which says that `nodes` are lost.
 
-    what: the action that took more than `within_s` seconds, such as "start torchrun".
+    what: what the nodes did, such as "fell silent".
     """
-    named = ", ".join(map(str, sorted(nodes)))
-    reason = f"node {named} did not {what} within {within_s:.0f} s"
-    return AttemptEnd(how="lost", reason=reason, nodes=tuple(sorted(nodes)))
+    ordered = tuple(sorted(nodes))
+    reason = f"node {', '.join(map(str, ordered))} {what}"
+    return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=ordered)

@@ -12,8 +12,7 @@ from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 
-from ..node.data import FILE as DATA_FILE
-from ..node.data import Download
+from ..node.data import DATA_FILE, FAILED, READY, Download
 from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
@@ -69,13 +68,18 @@ class Mailbox:
         if downloads:
             write_json(self.path / DATA_FILE, {"data": downloads})
 
-    def data_of(self, node: int) -> dict[str, Row]:
-        """Return the state of each download to machine `node`, as {digest of the data: state}.
+    def fetched(self, node: int) -> set[str]:
+        """Return the digests of the data whose download to machine `node` has ended or failed.
 
         A state is, for example, {"state": "failed", "reason": "the disk is full"}.
         """
-        states = self._read(node, DATA_FILE)
-        return {digest: state for digest, state in states.items() if isinstance(state, dict)}
+        states = self._read(node, DATA_FILE).items()
+        ended = (READY, FAILED)
+        return {
+            name
+            for name, state in states
+            if isinstance(state, dict) and state.get("state") in ended
+        }
 
     def go(self, attempt: int, order: Sequence[int], why: str) -> None:
         """Let the waiting workers of `attempt` start.

@@ -27,7 +27,7 @@ from pydantic import (
 from warehouse.append import append, append_records
 
 from ..node.device_check import wrong_device
-from ..node.record import DATA, INSTALL, Devices
+from ..node.record import DATA, INSTALL
 from ..providers.base import Lease, json_of_node, read_object
 from ..workspace.workspace import Workspace
 from .mailbox import machine_rows
@@ -295,8 +295,8 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         )
     setup = dict(run_setups[record.run_id])
     wrong = wrong_device(
-        [Devices(**device) for device in setup.get("expected_devices", ())],
-        [Devices(**device.model_dump()) for device in record.devices],
+        [device["name"] for device in setup.get("expected_devices", ())],
+        [device.name for device in record.devices],
     )
     # the lease id comes from the mailbox, because a machine may write a wrong lease id
     added = {"setup": setup, "lease_id": lease_id, "wrong_device": wrong or None}

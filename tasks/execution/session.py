@@ -19,7 +19,7 @@ from ..node.record import ELASTIC, Item, Plan
 from ..node.requirements import INSTALL_S
 from ..providers.base import NoCapacity, Provider, ProviderError, RunningCluster
 from .job import POLL_S, Clock, Job, Served, Stopwatch, Watch, placement, write_rows
-from .liveness import Machines, is_late
+from .liveness import Machines, nodes_lost
 from .mailbox import MachineLog, Mailbox, WorkloadChanged
 from .outcomes import AttemptEnd, Row, RunSetups, all_lost_a_peer, blame, launch_row, run_row
 from .rank_order import links_matter, sending_order
@@ -181,7 +181,6 @@ class Session:
         """Write the plan of the next attempt, which measures `items`, and return the plan."""
         self.attempts += 1
         used = {node for item in items for node in item.nodes}
-        nodes = [node for node in self.machines.here if node in used]
         checkpoints = ""
         if items and items[0].kind == ELASTIC:
             assert self.running.checkpoints is not None  # elastic runs need local hosts
@@ -202,7 +201,7 @@ class Session:
             join_s=max(60.0, self.running.ready_within_s / 2),
             # only the first attempt repeats disturbed measurements
             patience_s=self.job.patience_s if self.attempts == 1 else 0.0,
-            ranks=nodes if len(nodes) < self.mailbox.nodes else [],
+            ranks=[node for node in self.machines.here if node in used],
             pairs=links_matter(items, self.running.addresses),
             checkpoints=checkpoints,
         )
@@ -441,7 +440,7 @@ class _Attempt:
                 # at fault, and the next attempt resumes it.
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended
             if not self.is_measuring and now > arm_by:
-                return is_late(here - armed, "start torchrun", within_s)
+                return nodes_lost(here - armed, f"did not start torchrun within {within_s:.0f} s")
             if self.is_measuring:
                 self._follow(missing[0].run_id, armed)
             self.clock.sleep(POLL_S)
@@ -506,8 +505,8 @@ class _Attempt:
         ends_before = self._since + run.most_s + _OVERHEAD_S <= now + leaving_s
         if self.elastic or not is_needed or ends_before:
             return None
-        reason = f"node {min(going)}: by its interruption notice, it ends in {leaving_s:.0f} s"
-        return AttemptEnd(how="lost", reason=reason, interrupted=True, nodes=tuple(sorted(going)))
+        notice = f"got an interruption notice and ends in {leaving_s:.0f} s"
+        return nodes_lost(going, notice, interrupted=True)
 
 
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:

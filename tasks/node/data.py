@@ -21,7 +21,7 @@ from typing import NamedTuple
 from .record import WorkloadFile
 
 S3 = "s3://"
-FILE = "data.json"
+DATA_FILE = "data.json"
 # Bytes of a machine's volume to keep free for a checkpoint of up to 4 GB, logs and compiled code.
 KEPT_FREE_BYTES = 5 * 2**30
 FAILURE = ".failed"  # suffix of a file beside a data folder, with the reason of a failed download

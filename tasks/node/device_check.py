@@ -45,15 +45,15 @@ def is_named(expected: str, name: str) -> bool:
     return _words(whole) <= words and (parts > 0 or not any(map(_PROFILE.match, words)))
 
 
-def wrong_device(expected: Sequence[Devices], used: Sequence[Devices]) -> str:
+def wrong_device(expected: Sequence[str], used: Sequence[str]) -> str:
     """Return an error message if a run used a device that is not the expected device, else "".
 
-    Both arguments have one entry per machine. Machines without an entry in `expected` are not
+    Both arguments have one device name per machine. Machines without an entry in `expected` are not
     checked.
     """
     for wanted, got in zip(expected, used, strict=False):
-        if not is_named(wanted.name, got.name):
-            return f"the run used {got.name}, but {wanted.name} was expected"
+        if not is_named(wanted, got):
+            return f"the run used {got}, but {wanted} was expected"
     return ""
 
 

@@ -11,7 +11,6 @@ process dies.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -108,8 +107,8 @@ class LeaseFolder(Generic[L]):
 
     def write(self, lease: L) -> None:
         """Write lease.json atomically. Raises OSError on failure."""
-        body = self._schema.dump_python(lease, mode="json")
-        replace_durably(self.directory(lease.lease_id) / "lease.json", body)
+        body = self._schema.dump_json(lease, indent=1)
+        write_durably(self.directory(lease.lease_id) / "lease.json", body)
 
     def read(self, lease_id: str) -> L | None:
         """Return the lease with this id; None if it has no lease.json.
@@ -211,15 +210,15 @@ class LeaseFolder(Generic[L]):
         return "it has no records"
 
 
-def replace_durably(path: Path, body: Any) -> None:
-    """Write `body` as JSON to `path` atomically, and wait until it is on disk.
+def write_durably(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically, and wait until it is on disk.
 
     Raises OSError on failure.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("w") as file:
-            json.dump(body, file, default=datetime.isoformat, indent=1)
+        with beside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())  # without fsync, a power loss may leave a renamed file empty
         beside.replace(path)

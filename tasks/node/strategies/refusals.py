@@ -4,6 +4,7 @@ Each function `refuse...` raises ValueError with the reason.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -85,15 +86,15 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
 
     `machines` lists the number of devices of each machine.
     """
-    if name in (*SHARDED, *TENSOR, TABLES):
-        kept = {id(table.weight) for table in tables_of(model).values()} if name == TABLES else None
-        for path, weight in model.named_parameters():
-            if kept is not None and id(weight) not in kept:
-                continue
-            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-                raise ValueError(
-                    f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
-                )
+    tables = tables_of(model)
+    replaced: Any = model.named_parameters() if name in (*SHARDED, *TENSOR) else ()
+    if name == TABLES:
+        replaced = ((f"{path}.weight", table.weight) for path, table in tables.items())
+    for path, weight in replaced:
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"strategy {name}: the hook on the gradient of {path} would be lost; use ddp"
+            )
     if name in TENSOR:
         rows, columns, _ = shape_of(name, sum(machines)) or (1, 1, 1)
         runs = divisible_runs(model, columns)
@@ -118,7 +119,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                     f" {columns}, the number of ranks in a grid row; use ddp"
                 )
     if name == TABLES:
-        tables, uses = tables_of(model), uses_of(model)
+        uses = uses_of(model)
         if not tables:
             raise ValueError(
                 f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use ddp"

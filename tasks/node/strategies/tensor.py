@@ -407,10 +407,9 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
         )
     if is_divided:
         ends[-1].register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if child in new:
-                parent._modules[name] = new[child].train(child.training)
+    for path, child in list(model.named_modules(remove_duplicate=False)):
+        if child in new:
+            model.set_submodule(path, new[child].train(child.training))
 
 
 def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:

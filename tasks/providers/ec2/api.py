@@ -104,7 +104,7 @@ class Ec2Api:
     def __init__(self, clients: Clients, clock: AwsClock) -> None:
         self.clients = cache(clients)
         self.now, self.sleep = clock.now, clock.sleep
-        self._images: dict[tuple[str, str], Answer] = {}  # by region and SSM parameter
+        self.image = cache(self._image)
 
     def ask(self, action: str, region: str, **words: Any) -> Answer:
         """Call the AWS action `action`, such as "ec2:CreateFleet", and return the response.
@@ -230,7 +230,7 @@ class Ec2Api:
         # EC2 may have refused the whole request because of a single unknown id
         return {name for each in ids for name in self.terminate(region, [each])}
 
-    def image(self, region: str, parameter: str) -> Answer:
+    def _image(self, region: str, parameter: str) -> Answer:
         """Return the description of a machine image, as DescribeImages returns it.
 
         parameter: the name of the SSM parameter that contains the image's id.
@@ -238,14 +238,12 @@ class Ec2Api:
         The result is cached, so that all launches use the same image. Raises AwsRefused if the
         image does not exist or is not available.
         """
-        if (region, parameter) in self._images:
-            return self._images[region, parameter]
         action = "ec2:DescribeImages"
         image_id = self.ask("ssm:GetParameter", region, Name=parameter)["Parameter"]["Value"]
-        images = self.ask(action, region, ImageIds=[image_id])["Images"]
+        images: list[Answer] = self.ask(action, region, ImageIds=[image_id])["Images"]
         if not images or images[0].get("State", "available") != "available":
             raise AwsRefused("InvalidAMIID.NotFound", action, region)
-        return self._images.setdefault((region, parameter), images[0])
+        return images[0]
 
 
 def connect(clients: Clients | None = None, clock: AwsClock | None = None) -> Ec2Api:

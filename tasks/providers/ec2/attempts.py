@@ -64,14 +64,14 @@ def attempts(
 
     Raises NoCapacity if prices are known, but the bids exceed `max_usd_per_hour` in every zone.
     """
-    region, zones = cluster.members[0].region, sorted(zones)
+    region, zones = cluster.region, sorted(zones)
     prices: dict[tuple[str, str, str], Offer] = {}  # by type, market and zone
     for offer in (*cluster.members, *offers):
         if offer.region == region and offer.usd_per_hour is not None:
             for zone in [offer.zone] if offer.market == "spot" else zones:
                 key = offer.instance_type.name, offer.market, zone
                 prices.setdefault(key, replace(offer, zone=zone))
-    names = [member.instance_type.name for member in cluster.members]
+    names = cluster.type_names
     found, least_usd = [], math.inf
     for market in dict.fromkeys([cluster.market, *({"on-demand"} & {*markets})]):
         bids = {
@@ -91,14 +91,15 @@ def attempts(
         }
         groups: list[Group] = []
         for name, run in groupby(names):
-            group = Group(
-                name=f"{market}.{len(groups)}",
-                first=sum(earlier.size for earlier in groups),
-                size=len(list(run)),
-                type_name=name,
-                bids={zone: bids[zone][name] for zone in clusters},
+            groups.append(
+                Group(
+                    name=f"{market}.{len(groups)}",
+                    first=sum(earlier.size for earlier in groups),
+                    size=len(list(run)),
+                    type_name=name,
+                    bids={zone: bids[zone][name] for zone in clusters},
+                )
             )
-            groups.append(group)
         if clusters:
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
     if not found and least_usd < math.inf:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from models.domain.cluster import Cluster
 
@@ -52,7 +51,7 @@ class Ec2Cluster(RunningCluster):
     """
 
     ready_within_s = 600.0
-    checkpoints: Path | None = None
+    checkpoints = None
 
     def __init__(
         self,
@@ -150,13 +149,35 @@ class Ec2Cluster(RunningCluster):
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node` by a machine of the same type, market and zone.
 
-        Returns False if the lost machine does not end, or if EC2 refuses the new machine. Raises
+        The lost machine is ended first, so that the cost per hour stays below the cluster's price.
+        Returns False if it still runs after a wait, or if EC2 refuses the new machine. Raises
         ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
         passed.
         """
         self.mirror.sync()
-        if not self._another(node):
+        region, lost, attempt = self.lease.region, self.lease.current[node], self._attempt
+        group = [each for each in attempt.groups if each.first <= node][-1]
+        name = f"r{node}.{len(self.lease.requests)}"
+        bids = {lost.zone: group.bids[lost.zone]}
+        alone = replace(group, name=name, first=node, size=1, bids=bids)
+        if end_these(self._api, region, [lost.instance_id]):
             return False
+        try:
+            [machine] = self._running(attempt, alone)
+        except AwsRefused as error:
+            self._note(attempt, error)
+            came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
+            with suppress(AwsRefused):
+                self._api.terminate(region, came)
+            return False
+        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
+        new = replace(
+            machine,
+            current=True,
+            usd_per_hour=lost.usd_per_hour,
+            download_usd=lost.download_usd,
+        )
+        self.keep(self.lease.with_machines(gone, new))
         self.mirror.serve(self.lease)
         self.forget(node)
         self.mirror.sync()
@@ -314,7 +335,7 @@ class Ec2Cluster(RunningCluster):
         Spot prices are updated first, unless AWS refuses the query.
         """
         now, members = self._api.now(), list(cluster.members)
-        names = sorted({offer.instance_type.name for offer in members})
+        names = sorted({*cluster.type_names})
         if cluster.market == "spot":
             with suppress(AwsRefused):
                 rows = self._api.spot_prices(self.lease.region, now, names)
@@ -326,39 +347,6 @@ class Ec2Cluster(RunningCluster):
                     for offer in members
                 ]
         return Cluster(members=tuple(billed(members, self.spec.choices)))
-
-    def _another(self, rank: int) -> bool:
-        """Replace the machine with this rank.
-
-        The old machine is ended first, so that the cost per hour never exceeds the cluster's price.
-        Returns False if the old machine still runs after a wait, or if EC2 refuses the new machine.
-        Raises AwsRefused if AWS refuses the request to end the old machine, and NoCapacity if the
-        machines' deadline has passed.
-        """
-        region, lost, attempt = self.lease.region, self.lease.current[rank], self._attempt
-        group = [each for each in attempt.groups if each.first <= rank][-1]
-        name = f"r{rank}.{len(self.lease.requests)}"
-        bids = {lost.zone: group.bids[lost.zone]}
-        alone = replace(group, name=name, first=rank, size=1, bids=bids)
-        if end_these(self._api, region, [lost.instance_id]):
-            return False
-        try:
-            [machine] = self._running(attempt, alone)
-        except AwsRefused as error:
-            self._note(attempt, error)
-            came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
-            with suppress(AwsRefused):
-                self._api.terminate(region, came)
-            return False
-        gone = replace(lost, current=False, ended_at=lost.ended_at or self._api.now())
-        new = replace(
-            machine,
-            current=True,
-            usd_per_hour=lost.usd_per_hour,
-            download_usd=lost.download_usd,
-        )
-        self.keep(self.lease.with_machines(gone, new))
-        return True
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
         """Append a sentence about a failed launch attempt to the lease's `refusals`."""

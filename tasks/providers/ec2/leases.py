@@ -7,7 +7,7 @@ tags. The reaper then ends the machines and computes their cost.
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
-from ..leases import LeaseFolder, replace_durably
+from ..leases import LeaseFolder, write_durably
 from .api import Filters
 from .attempts import LEAST_BILLED_S
 from .settings import Region
@@ -167,15 +167,15 @@ class Ec2Lease(Lease):
         return usd
 
 
-def _stored(file: Path, schema: TypeAdapter[T], advice: str) -> T | None:
-    """Return the content of `file`; None if it is missing.
+def _stored(file: Path, schema: TypeAdapter[dict[str, T]], advice: str) -> dict[str, T]:
+    """Return the content of `file`; {} if it is missing.
 
     Raises ProviderError if the file cannot be read. The error's message ends with `advice`.
     """
     try:
         return schema.validate_json(file.read_bytes())
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise ProviderError(f"{file} cannot be read ({error}), so {advice}") from error
 
@@ -200,7 +200,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         file = self.root / ".token"
         with self.locked():
             if not file.exists():
-                replace_durably(file, uuid.uuid4().hex[:12])
+                write_durably(file, json.dumps(uuid.uuid4().hex[:12]).encode())
         return str(json.loads(file.read_text()))
 
     def swept(self) -> dict[str, datetime]:
@@ -212,7 +212,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             "machines may still run in regions that srift.toml named earlier. Check these regions"
             " in AWS, then delete the file"
         )
-        return _stored(self.swept_file, _SWEPT, advice) or {}
+        return _stored(self.swept_file, _SWEPT, advice)
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
@@ -220,15 +220,16 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         If the time cannot be stored, no error is raised.
         """
         with suppress(OSError, ProviderError), self.locked():
-            replace_durably(self.swept_file, self.swept() | dict.fromkeys(regions, now))
+            swept = self.swept() | dict.fromkeys(regions, now)
+            write_durably(self.swept_file, _SWEPT.dump_json(swept, indent=1))
 
-    def spent(self) -> dict[str, tuple[str, float]] | None:
+    def spent(self) -> dict[str, tuple[str, float]]:
         """Return the content of the cost file: {lease id: (month as YYYY-MM, cost in dollars)}.
 
         The month is the month in which the lease ended. The cost file keeps the costs of deleted
         leases. It also has the costs of data uploads, and costs that the user stated.
 
-        Returns None if the file is missing. Raises ProviderError if it cannot be read.
+        Returns {} if the file is missing. Raises ProviderError if it cannot be read.
         """
         advice = (
             "nothing was bought. Delete the file, look up this month's cost in AWS's bill, and run"
@@ -236,7 +237,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         )
         return _stored(self.spent_file, _SPENT, advice)
 
-    def begin_spent(self, spent: Mapping[str, tuple[str, float]]) -> None:
+    def begin_spent(self, spent: dict[str, tuple[str, float]]) -> None:
         """Add the costs of leases to the cost file (see `spent`). A missing file is created.
 
         spent: {lease id: (month of the lease's end as YYYY-MM, cost in dollars)}.
@@ -245,7 +246,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         written.
         """
         with self.locked():
-            replace_durably(self.spent_file, {**(self.spent() or {}), **spent})
+            write_durably(self.spent_file, _SPENT.dump_json(self.spent() | spent, indent=1))
 
     def note_spent(self, lease_id: str, ended_at: datetime, usd: float) -> None:
         """Store the cost of a lease in the cost file (see `spent`).
@@ -254,7 +255,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
         leases. Raises ProviderError if the file cannot be read, and OSError if it cannot be
         written.
         """
-        if self.spent() is not None:
+        if self.spent_file.exists():
             self.begin_spent({lease_id: (f"{ended_at:%Y-%m}", usd)})
 
     def forget_ended(self, lease_id: str) -> None:

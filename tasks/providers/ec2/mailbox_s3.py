@@ -22,6 +22,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from ..leases import write_durably
 from .api import Answer, Store
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Machine
@@ -144,7 +145,10 @@ class Mirror:
         """
         try:
             content, written = self.store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
-            _appear(_free_path(path, stored["Key"], content), content, written.timestamp())
+            path = _free_path(path, stored["Key"], content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, content)
+            os.utime(path, (written.timestamp(),) * 2)
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
@@ -197,16 +201,3 @@ def _free_path(path: Path, key: str, content: bytes) -> Path:
         return path
     machine = key.partition("/out/")[0].rpartition(":")[2]
     return path.parents[1].with_name(f"{path.parents[1].name}-{machine}") / "records" / path.name
-
-
-def _appear(path: Path, content: bytes, written: float) -> None:
-    """Write a file atomically, and set its modification time to `written` (Unix time)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.mirror")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        if path.parent.name == "records":  # a lease with `fetched` has all records on disk
-            os.fsync(file.fileno())
-    os.utime(beside, (written, written))
-    beside.replace(path)

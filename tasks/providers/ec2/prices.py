@@ -262,7 +262,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
         usd, why = _own_price(offer, public, terms)
         is_packaged = offer.price_as_of == packaged().prices_as_of
         estimated = is_packaged and offer.region != LISTED_REGION
-        billed_offer = replace(
+        offer = replace(
             offer,
             usd_per_hour=usd,
             public_usd_per_hour=public if why else None,
@@ -271,7 +271,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
             storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
             other_usd_per_hour=other_usd_per_hour(public=terms.public),
         )
-        found.append(billed_offer)
+        found.append(offer)
     return found
 
 

@@ -94,7 +94,7 @@ class Ec2Provider(Ec2Market, Provider):
         Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS
         refuses a request.
         """
-        region, choices, now = cluster.members[0].region, self.choices, self.api.now()
+        region, choices, now = cluster.region, self.choices, self.api.now()
         if choices.bucket is None:
             raise NotSupported(NO_BUCKET)
         spec = launch_spec(

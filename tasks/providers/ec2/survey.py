@@ -33,8 +33,7 @@ def launch_spec(
     Raises NotSupported if the settings or the account do not allow the launch, and AwsRefused if
     AWS refuses a request.
     """
-    region = cluster.members[0].region
-    names = sorted({offer.instance_type.name for offer in cluster.members})
+    region, names = cluster.region, sorted({*cluster.type_names})
     answer = api.ask("ec2:DescribeInstanceTypes", region, InstanceTypes=names)
     types = {kind["InstanceType"]: kind for kind in answer["InstanceTypes"]}
     if why := not_launched(cluster, choices):

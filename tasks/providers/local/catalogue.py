@@ -98,8 +98,7 @@ class LocalMachine:
 
     def fits(self, cluster: Cluster) -> str:
         """Return why this computer can never run `cluster`; "" if it can run `cluster`."""
-        for offer in cluster.members:
-            name = offer.instance_type.name
+        for name in cluster.type_names:
             if name not in self.specs:
                 return f"{name} is not a local instance type; known: {', '.join(self.specs)}."
             if why := self._why_not(name):

@@ -41,8 +41,8 @@ class LocalCluster(RunningCluster):
         self.lease_id = lease.lease_id
         self.cluster = cluster
         self.mailbox = self._directory / "mailbox"
-        self.checkpoints: Path | None = self._directory / "checkpoints"
-        self.addresses: list[str] = []
+        self.checkpoints = self._directory / "checkpoints"
+        self.addresses = []
         environment = {name: os.environ[name] for name in _CARRIED if name in os.environ}
         environment |= {
             "PYTHONPATH": str(self._directory / "code"),
@@ -50,10 +50,10 @@ class LocalCluster(RunningCluster):
             "CUDA_VISIBLE_DEVICES": "",
         }
         self.network = HostNetwork(machine.isolation, environment)
-        self._hosts: list[Host] = []
+        self._hosts: dict[int, Host] = {}
         self._started = 0  # number of hosts started, replaced hosts included
         self._revoked: dict[int, str] = {}
-        self._ends_at: list[float] = []  # each host's spot interruption, by time.monotonic
+        self._ends_at: dict[int, float] = {}  # each host's spot interruption, by time.monotonic
 
     def start(self, node_package: Path) -> None:
         """Start every host, but not yet the agents (the programs that measure on the hosts).
@@ -73,7 +73,7 @@ class LocalCluster(RunningCluster):
 
     def go(self) -> None:
         """Start the agents."""
-        for host in self._hosts:
+        for host in self._hosts.values():
             host.go()
 
     def settle(self) -> None:
@@ -86,10 +86,10 @@ class LocalCluster(RunningCluster):
 
     def nodes(self) -> Sequence[NodeState]:
         """Interrupt the hosts whose simulated interruption is due. Return each host's state."""
-        for index, ends_at in enumerate(self._ends_at):
+        for index, ends_at in self._ends_at.items():
             if time.monotonic() >= ends_at:
                 self.revoke(index, "revoked by the spot market")
-        return [self._state(index) for index in range(len(self._hosts))]
+        return list(map(self._state, self._hosts))
 
     def now_unix(self) -> float:
         """Return the Unix time of this computer, whose clock also stamps the hosts' files."""
@@ -166,10 +166,10 @@ class LocalCluster(RunningCluster):
             bandwidth_gbps=instance.bandwidth_gbps,
         )
         self._machine.shares.add(self._name(index), {host.process.pid, host.inner.pid}, limit_bytes)
-        self._hosts[index : index + 1] = [host]
+        self._hosts[index] = host
         self._revoked.pop(index, None)
         after_s = interrupted_after_s(offer, f"{self._seed}-{self._started}")
-        self._ends_at[index : index + 1] = [time.monotonic() + after_s]
+        self._ends_at[index] = time.monotonic() + after_s
 
     def _limit(self, shares: Sequence[float | None], placed: Sequence[set[int]]) -> None:
         """Set each host's CPU quota, and pin each host to cores.

@@ -7,11 +7,12 @@ whole cores. The memory limit is optional.
 
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from .processes import hosts
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
 _REMOVED_S = 3.0  # maximum wait until the cgroup of killed processes can be removed
+_NOWHERE = Path(os.devnull)
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
@@ -35,9 +37,9 @@ class CpuShares:
     """
 
     version: int = 0
-    base: Path = Path(os.devnull)
+    base: Path = _NOWHERE
     why_not: str = ""
-    memory: Path = Path(os.devnull)
+    memory: Path = _NOWHERE
 
     def add(self, name: str, pids: Collection[int], memory_bytes: int) -> None:
         """Move a host's processes to new cgroups, `name`, and limit their memory.
@@ -56,8 +58,8 @@ class CpuShares:
     def ran_out_of_memory(self, name: str) -> bool:
         """Return True if the kernel killed a process of the host `name` at its memory limit."""
         file = "memory.oom_control" if self.version == 1 else "memory.events"
-        words = _words(self.memory / name / file)
-        return dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", "0") != "0"
+        words = " ".join(_words(self.memory / name / file))
+        return re.search("oom_kill [1-9]", words) is not None
 
     def settle(
         self,
@@ -79,10 +81,10 @@ class CpuShares:
         if not self.why_not:
             _write_quota(self.version, self.base / name, cores)
         for process in processes:
-            with suppress(FileNotFoundError):  # the process has just ended
-                for thread in Path(f"/proc/{process.pid}/task").iterdir():
+            with suppress(psutil.NoSuchProcess):  # the process has just ended
+                for thread in process.threads():
                     with suppress(ProcessLookupError):
-                        os.sched_setaffinity(int(thread.name), usable)
+                        os.sched_setaffinity(thread.id, usable)
 
     def remove(self, prefix: str) -> None:
         """End the hosts whose names start with `prefix`, and remove their cgroups.
@@ -134,21 +136,17 @@ def detect() -> CpuShares:
 
     If quotas cannot be set, the attribute `why_not` of the result gives the reasons.
     """
-    reasons: list[str] = []
-    version, base = _usable("cpu", partial(_write_quota, cores=0.5), reasons)
-    if not version:
-        return CpuShares(why_not="; ".join(reasons) or "no cgroup hierarchy has a cpu controller")
-    found, memory = _usable("memory", partial(_write_memory, limit_bytes=2**30), reasons)
-    return CpuShares(version, base, memory=memory if found == version else Path(os.devnull))
+    shares = CpuShares(*_usable("cpu", partial(_write_quota, cores=0.5)))
+    version, memory, _ = _usable("memory", partial(_write_memory, limit_bytes=2**30))
+    return replace(shares, memory=memory) if version == shares.version else shares
 
 
-def _usable(
-    controller: str, write: Callable[[int, Path], None], reasons: list[str]
-) -> tuple[int, Path]:
-    """Return (version, cgroup) of the first cgroup in which `write` can limit a new cgroup.
+def _usable(controller: str, write: Callable[[int, Path], None]) -> tuple[int, Path, str]:
+    """Return (version, cgroup, "") of the first cgroup in which `write` can limit a new cgroup.
 
-    Returns (0, the null device) if there is none, and appends the reasons to `reasons`.
+    Returns (0, the null device, the reasons) if there is none.
     """
+    reasons = []
     for version, top, home in _hierarchies(controller):
         # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
@@ -159,13 +157,13 @@ def _usable(
                     (base / "cgroup.subtree_control").write_text(f"+{controller}")
                 group.mkdir(exist_ok=True)
                 write(version, group)
-                return version, base
+                return version, base, ""
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
             finally:
                 with suppress(OSError):
                     group.rmdir()
-    return 0, Path(os.devnull)
+    return 0, _NOWHERE, "; ".join(reasons) or f"no cgroup hierarchy has a {controller} controller"
 
 
 def usable_cores() -> float:

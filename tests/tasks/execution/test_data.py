@@ -51,7 +51,7 @@ def carrier(tmp_path):
 
 
 def planned(carrier):
-    carrier._planned.clear()
+    carrier._plan.cache_clear()
     [plan] = carrier.plans(["conv", "lm"], REGION)
     return plan
 
@@ -154,7 +154,7 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     ],
 )
 def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, ec2, usd_per_gb):
-    monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
+    monkeypatch.setattr(execution_data.Ec2Api, "_image", lambda *_: {})
     here = carrier(ADDRESS, "ec2", **ec2)
     monkeypatch.setattr(here, "_listed", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
     [plan] = here.plans(["conv"], region)
@@ -166,5 +166,5 @@ def test_a_volume_that_cannot_hold_image_and_data_is_refused_before_anything_is_
     carrier, monkeypatch, s3, volume_gib, fits
 ):
     monkeypatch.setattr(execution_data, "least_gib", lambda _: 45)
-    monkeypatch.setattr(execution_data.Ec2Api, "image", lambda *_: {})
+    monkeypatch.setattr(execution_data.Ec2Api, "_image", lambda *_: {})
     assert (planned(carrier(provider="ec2", volume_gib=volume_gib)).problem == "") is fits

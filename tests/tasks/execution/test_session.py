@@ -109,7 +109,7 @@ GONE = "node 1: taken"
 GIVEN_UP = f"{GONE}; all remaining runs need the machine, and no other machine is available"
 SIGKILL = "node 1: its rank was killed (SIGKILL): out of memory, or killed by a user"
 LATE = "node 1 did not report itself within 60 s"
-NOTICE = "node 1: by its interruption notice, it ends in 8 s"
+NOTICE = "node 1 got an interruption notice and ends in 8 s"
 NO_TORCH = "node 0: no module named torch"
 GOES = (ready, armed(1))
 HALF_HERE = (first("ready.json"), *waits(610), first("armed-1.json"))
@@ -256,7 +256,7 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
     found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b"))
     assert found.rows == [f"r-00-launch interrupted {GONE}"]
     assert (found.served.recorded, found.cluster.replaced) == ({"b"}, [1])
-    assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == []
+    assert found.plan["addresses"][1] == "10.0.1.1" and found.plan["ranks"] == [0, 1]
 
 
 def test_no_machine_is_requested_without_need_or_time(tmp_path):
