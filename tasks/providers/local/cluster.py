@@ -43,8 +43,7 @@ class LocalCluster(RunningCluster):
         self.mailbox = self._directory / "mailbox"
         self.checkpoints: Path | None = self._directory / "checkpoints"
         self.addresses: list[str] = []
-        environment = {name: os.environ[name] for name in _CARRIED if name in os.environ}
-        environment |= {
+        environment = {name: os.environ[name] for name in _CARRIED if name in os.environ} | {
             "PYTHONPATH": str(self._directory / "code"),
             "TMPDIR": str(self._directory / "scratch"),
             "CUDA_VISIBLE_DEVICES": "",

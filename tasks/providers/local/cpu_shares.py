@@ -7,12 +7,13 @@ whole cores. The memory limit is optional.
 
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from glob import iglob
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from .processes import hosts
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
 _REMOVED_S = 3.0  # maximum wait until the cgroup of killed processes can be removed
+_NO_GROUP = Path(os.devnull)
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
@@ -36,9 +38,9 @@ class CpuShares:
     """
 
     version: int = 0
-    base: Path = Path(os.devnull)
+    base: Path = _NO_GROUP
     why_not: str = ""
-    memory: Path = Path(os.devnull)
+    memory: Path = _NO_GROUP
 
     def add(self, name: str, pids: Collection[int], memory_bytes: int) -> None:
         """Move a host's processes to new cgroups, `name`, and limit their memory.
@@ -57,8 +59,8 @@ class CpuShares:
     def ran_out_of_memory(self, name: str) -> bool:
         """Return True if the kernel killed a process of the host `name` at its memory limit."""
         file = "memory.oom_control" if self.version == 1 else "memory.events"
-        words = _words(self.memory / name / file)
-        return dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", "0") != "0"
+        text = " ".join(_words(self.memory / name / file))
+        return re.search("oom_kill [1-9]", text) is not None
 
     def settle(
         self,
@@ -147,20 +149,20 @@ def detect() -> CpuShares:
     If quotas cannot be set, the attribute `why_not` of the result gives the reasons.
     """
     reasons: list[str] = []
-    version, base = _usable("cpu", partial(_write_quota, cores=0.5), reasons)
+    version, base = _usable("cpu", _write_quota, 0.5, reasons)
     if not version:
         return CpuShares(why_not="; ".join(reasons) or "no cgroup hierarchy has a cpu controller")
-    found, memory = _usable("memory", partial(_write_memory, limit_bytes=2**30), reasons)
+    found, memory = _usable("memory", _write_memory, 2**30, reasons)
     # In cgroup v2, a process is in a single cgroup: the second move would lift the quota.
     if found != version or (version == 2 and memory != base):
-        memory = Path(os.devnull)
+        memory = _NO_GROUP
     return CpuShares(version, base, memory=memory)
 
 
 def _usable(
-    controller: str, write: Callable[[int, Path], None], reasons: list[str]
+    controller: str, write: Callable[[int, Path, float], None], limit: float, reasons: list[str]
 ) -> tuple[int, Path]:
-    """Return (version, cgroup) of the first cgroup in which `write` can limit a new cgroup.
+    """Return (version, cgroup) of the first cgroup in which `write` can set `limit`.
 
     Returns (0, the null device) if there is none, and appends the reasons to `reasons`.
     """
@@ -173,14 +175,14 @@ def _usable(
                 if version == 2:
                     (base / "cgroup.subtree_control").write_text(f"+{controller}")
                 group.mkdir(exist_ok=True)
-                write(version, group)
+                write(version, group, limit)
                 return version, base
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
             finally:
                 with suppress(OSError):
                     group.rmdir()
-    return 0, Path(os.devnull)
+    return 0, _NO_GROUP
 
 
 def usable_cores() -> float:
@@ -199,7 +201,7 @@ def quota_cores() -> float:
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
-            if group.is_relative_to(top) and len(words) == 2 and words[0] not in ("max", "-1"):
+            if group.is_relative_to(top) and len(words) == 2 and words[0].isdigit():
                 least = min(least, int(words[0]) / int(words[1]))
     return least
 

@@ -203,8 +203,8 @@ def select(
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
         choose = f"choose one goal of {workload}: {choices}"
         if goal and not matches:
-            refresh = refresh_command(rows[0]["provider"], "0")
-            choose = f"{goal!r} is not published. Publish srift.toml with `{refresh}`, or {choose}"
+            command = f"`{refresh_command(rows[0]['provider'], '0')}`"
+            choose = f"{goal!r} is not published. Publish srift.toml with {command}, or {choose}"
         raise SettingsError(choose)
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
