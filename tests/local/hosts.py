@@ -121,8 +121,7 @@ def left_over(of):
     home = of if isinstance(of, Path) else of.store.root.parent
     store = LeaseStore(home)
     found = [str(mark) for mark in hosts() if mark.home == store.token]
-    for base in {SHARES.base, SHARES.memory}:
-        found += [group.name for group in base.glob(f"{store.prefix}*")]
+    found += map(str, local_cpu.groups(store.prefix))
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline()]

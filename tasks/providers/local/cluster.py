@@ -136,7 +136,7 @@ class LocalCluster(RunningCluster):
         May be called several times, and after a failed `start`.
         """
         try:
-            self._store.end(self.lease_id, self._machine.shares)
+            self._store.end(self.lease_id)
         finally:
             self.network.close()
 
@@ -198,7 +198,8 @@ class LocalCluster(RunningCluster):
         return self._directory / f"host-{index}.log"
 
     def _name(self, index: int) -> str:
-        return f"{self._store.prefix}{self.lease_id}-{index}"
+        # Each replacement has another address, and so a new cgroup whose counters are 0.
+        return f"{self._store.prefix}{self.lease_id}-{index}-{self.addresses[index]}"
 
     def _label(self, index: int) -> str:
         return f"host {index} ({self.cluster.members[index].instance_type.name})"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from glob import iglob
 from pathlib import Path
 
 import psutil
@@ -44,12 +45,12 @@ class CpuShares:
     def add(self, name: str, pids: Collection[int], memory_bytes: int) -> None:
         """Move a host's processes to new cgroups, `name`, and limit their memory.
 
-        Does nothing if this process cannot set quotas. Raises OSError if a cgroup cannot be
-        created or joined.
+        Does nothing if this process cannot set quotas. Raises OSError if a cgroup exists already,
+        or cannot be created or joined.
         """
         for base in filter(Path.is_dir, {self.base, self.memory}):
             group = base / name
-            group.mkdir(exist_ok=True)
+            group.mkdir()
             if base == self.memory:
                 _write_memory(self.version, group, memory_bytes)
             for pid in pids:
@@ -86,23 +87,34 @@ class CpuShares:
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(thread.id, usable)
 
-    def remove(self, prefix: str) -> None:
-        """End the hosts whose names start with `prefix`, and remove their cgroups.
 
-        Raises OSError if a cgroup is still in use.
-        """
-        for group in [*self.base.glob(f"{prefix}*"), *self.memory.glob(f"{prefix}*")]:
-            until = time.monotonic() + _REMOVED_S
-            while group.is_dir():
-                for pid in _words(group / "cgroup.procs"):
-                    with suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-                try:
-                    group.rmdir()
-                except OSError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.01)
+def remove(prefix: str) -> None:
+    """End the hosts whose names start with `prefix`, and remove their cgroups.
+
+    Raises OSError if a cgroup is still in use.
+    """
+    for group in groups(prefix):
+        until = time.monotonic() + _REMOVED_S
+        while group.is_dir():
+            for pid in _words(group / "cgroup.procs"):
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+            try:
+                group.rmdir()
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+
+def groups(prefix: str) -> list[Path]:
+    """Return the cgroups whose names start with `prefix`.
+
+    The whole hierarchies are searched, because the process that created a cgroup may have been in
+    another cgroup than this process.
+    """
+    tops = {top for kind in ("cpu", "memory") for _, top, _ in _hierarchies(kind)}
+    return [Path(path) for top in tops for path in iglob(f"{top}/**/{prefix}*/", recursive=True)]
 
 
 def _write_quota(version: int, group: Path, cores: float | None) -> None:
@@ -138,7 +150,10 @@ def detect() -> CpuShares:
     """
     shares = CpuShares(*_usable("cpu", partial(_write_quota, cores=0.5)))
     version, memory, _ = _usable("memory", partial(_write_memory, limit_bytes=2**30))
-    return replace(shares, memory=memory) if version == shares.version else shares
+    # In cgroup v2, a process is in a single cgroup: the second move would lift the quota.
+    if version == 1 == shares.version or memory == shares.base:
+        return replace(shares, memory=memory)
+    return shares
 
 
 def _usable(controller: str, write: Callable[[int, Path], None]) -> tuple[int, Path, str]:
@@ -182,7 +197,7 @@ def quota_cores() -> float:
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
-            if group.is_relative_to(top) and len(words) == 2 and words[0] not in ("max", "-1"):
+            if group.is_relative_to(top) and len(words) == 2 and words[0].isdigit():
                 least = min(least, int(words[0]) / int(words[1]))
     return least
 
@@ -226,10 +241,10 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
     for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
-        count = min(len(loads), max(1, math.ceil(shares[index] - 1e-9)))
-        placed[index] = set(sorted(loads, key=lambda core: (loads[core], core))[:count])
-        for core in placed[index]:
-            loads[core] += shares[index] / count
+        count = max(1, math.ceil(shares[index] - 1e-9))
+        cores = placed[index] = set(sorted(loads, key=lambda core: (loads[core], core))[:count])
+        for core in cores:
+            loads[core] += shares[index] / len(cores)
     overfull = {core for core, load in loads.items() if load > 1 + 1e-9}
     return [set(loads) if cores & overfull else cores for cores in placed]
 

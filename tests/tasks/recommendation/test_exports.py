@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from models.domain.cluster import parse_cluster
 from tasks.recommendation.exports import TARGETS, export
-from tasks.recommendation.exports.selection import ExportRefused, only_goal, select
-from tasks.workspace.settings import GoalSettings, SettingsError
+from tasks.recommendation.exports.selection import ExportRefused, select
+from tasks.workspace.settings import SettingsError
 from tests import aws_model
 from tests.installed import furnished
 from tests.ports import free_port
@@ -205,8 +205,7 @@ def test_the_row_is_selected_by_goal_provider_and_rank():
         for hours in (12.0, 24.0)
     ]
     rows = [*UNIFORM, *limited]
-    stated = GoalSettings(goal="cheapest_within_deadline", hours=24.0)
-    chosen = selected(rows, goal=only_goal([stated]))
+    chosen = selected(rows, goal="cheapest_within_deadline 24 h")
     assert chosen.first.row["constraint_hours"] == 24.0
     local = row(1, "1xlc.large", 1.0, provider="local")
     refused = [
@@ -254,6 +253,10 @@ def test_the_command_prints_or_writes_the_file_of_a_goal_or_of_the_only_goal(
     (tmp_path / "srift.toml").write_text(stated)
     assert CliRunner().invoke(app, [*words, "--output", "shares.py"]).exit_code == 0
     assert (tmp_path / "shares.py").read_text() == printed.stdout
+    edited = stated.replace("'fastest'", "'cheapest_within_deadline', hours = 0.01")
+    (tmp_path / "srift.toml").write_text(edited)
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2 and "`srift refresh`" in refused.stderr
 
 
 TRAINING = """

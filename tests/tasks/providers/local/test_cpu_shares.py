@@ -1,13 +1,15 @@
 """Quotas as the kernel reads them, in both versions of control groups, on a copy of their files."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.providers.local import cpu_shares
-from tasks.providers.local.cpu_shares import CpuShares, detect, place, quota_cores
+from tasks.providers.local.cpu_shares import CpuShares, detect, place, quota_cores, remove
 
 
 class Kernel:
@@ -61,6 +63,22 @@ def test_a_share_is_given_and_taken_back(kernel):
     assert limits() == ("2000", "10000", "262144" if is_first else "10000")
     shares.settle("srift-a", [], None, {0})
     assert limits() == (("-1", "10000", "1024") if is_first else ("max", "10000", "100"))
+
+
+def test_memory_is_limited_where_the_quota_stays_in_force(kernel):
+    for file in ("memory.max", "memory.limit_in_bytes"):  # not writable
+        (kernel.top / f"mine/srift-try-{os.getpid()}" / file).mkdir(parents=True)
+    memory = kernel.top if kernel.version == 1 else Path(os.devnull)
+    assert detect() == CpuShares(kernel.version, kernel.top / "mine", memory=memory)
+
+
+def test_groups_of_a_crashed_process_are_removed_wherever_it_was(kernel, tmp_path):
+    mounted = kernel.mounts.read_text()
+    kernel.mounts.write_text(f"{mounted}\ncgroup {tmp_path}/memory cgroup rw,memory 0 0")
+    for group in ("cgroup/elsewhere/srift-a-0", "memory/elsewhere/srift-a-0", "memory/srift-b-0"):
+        (tmp_path / group).mkdir(parents=True)
+    remove("srift-a-")
+    assert [found.name for found in tmp_path.rglob("srift-*")] == ["srift-b-0"]
 
 
 def test_the_quotas_on_our_own_group_and_those_above_it_are_read(kernel):

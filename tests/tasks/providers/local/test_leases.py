@@ -11,7 +11,6 @@ import pytest
 
 from tasks.providers.base import Lease, LeaseUnreadable, NotSwept, ProviderError
 from tasks.providers.local.cluster import interrupted_after_s
-from tasks.providers.local.cpu_shares import CpuShares
 from tasks.providers.local.leases import LeaseStore
 from tasks.providers.local.processes import end
 from tasks.providers.local.provider import LocalProvider
@@ -41,7 +40,6 @@ def sleeper(tmp_path):
 def provider(home, *leases, alive=False):
     """A provider with `leases`, whose controllers have died unless `alive`."""
     made = LocalProvider(home, {}, home, "python3")
-    made.shares = CpuShares(why_not="not detected")
     with made.store.locked():
         for lease in leases:
             made.store.create(lease)
