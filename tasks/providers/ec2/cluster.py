@@ -195,11 +195,17 @@ class Ec2Cluster(RunningCluster):
         self._attempt = attempt
         self.cluster = cluster = self._priced(attempt.clusters[machines[0].zone])
         current = [
-            replace(machine, current=True, usd_per_hour=offer.total_usd_per_hour or 0.0)
+            replace(machine, current=True, usd_per_hour=(offer.usd_per_hour or 0.0) + self._beside)
             for machine, offer in zip(machines, cluster.members, strict=True)
         ]
         lease = replace(self.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
         self.keep(lease.with_machines(*current))
+
+    @property
+    def _beside(self) -> float:
+        # The worst case counts in the lease too: the month's cap must cover what it allowed.
+        regions = self.lease.region, self.mirror.store.region
+        return most_usd_per_hour_beside(self.spec.choices, *regions)
 
     def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.
@@ -217,10 +223,7 @@ class Ec2Cluster(RunningCluster):
         request = FleetRequest(
             group=group.name,
             size=group.size,
-            usd_per_hour=max(group.bids.values())
-            + most_usd_per_hour_beside(
-                self.spec.choices, self.lease.region, self.mirror.store.region
-            ),
+            usd_per_hour=max(group.bids.values()) + self._beside,
             asked_at=self._api.now(),
         )
         self.keep(self.lease.with_request(request))

@@ -45,7 +45,8 @@ _SPENT = TypeAdapter(dict[Annotated[str, AfterValidator(_spent_key)], tuple[str,
 class Ec2Machine:
     """One EC2 instance of a launch.
 
-    usd_per_hour: the price, including the volume, the public IP address and S3 requests.
+    usd_per_hour: the price, plus an upper bound on the cost of the volume, the public IP address,
+        S3 requests and uploads.
     group: the `group` of the `FleetRequest` that launched the machine.
     current: True if the whole cluster has started and the machine has not been replaced.
     rank: index in the cluster; -1 if EC2's response was lost and the machine was found by its tags.
@@ -69,8 +70,7 @@ class FleetRequest:
     """One CreateFleet request for `size` machines of one type.
 
     group: the value of the machines' tag srift:node-group.
-    usd_per_hour: an upper bound on the cost of one machine, including its volume, IP address and S3
-        requests.
+    usd_per_hour: the same for the highest bid.
     asked_at: the time of the request.
     answered: False until the launched machines are in the lease file.
     """
