@@ -218,10 +218,7 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 
 def within_month(workspace: Workspace, plan: DataPlan, now: datetime) -> DataPlan:
-    """Return `plan`, with a problem instead of a fetch that exceeds the cap of the month.
-
-    `allowance` checks transfers for EC2 machines, but not fetches to this computer.
-    """
+    """Return `plan`, with a problem if its fetch to this computer exceeds EC2's monthly cap."""
     spent, unknown = spent_this_month(workspace, now)
     most = workspace.settings.ec2.max_usd_per_month
     if plan.move != "fetch" or spent + plan.once_usd <= most:

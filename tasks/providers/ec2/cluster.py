@@ -203,7 +203,7 @@ class Ec2Cluster(RunningCluster):
 
     @property
     def _beside(self) -> float:
-        # The worst case counts in the lease too: the month's cap must cover what it allowed.
+        # also the rate of the lease, because nobody counts what machines really upload
         regions = self.lease.region, self.mirror.store.region
         return most_usd_per_hour_beside(self.spec.choices, *regions)
 

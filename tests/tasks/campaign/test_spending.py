@@ -100,6 +100,13 @@ def refusal(here, of=None, now=NOON):
     return caps.allowance(here, launch(here), of or tally(), now).refusal
 
 
+def committed(here, lease, offers=()):
+    here.provider.held = [lease]
+    near = replace(tally(), bucket_region="eu-west-1")
+    (_, month), _ = caps.caps_of(here, near, NOON, offers)
+    return month.committed_usd
+
+
 def with_requirements(here):
     """The launch's workload has requirements."""
     conv = here.settings.workloads["conv"].model_copy(update={"requirements": "requirements.txt"})
@@ -256,14 +263,9 @@ def test_machines_of_other_controllers_count_to_their_deadline(here):
     here = changed(here, "ec2", bucket="mailbox")  # at the prices of its regions
     words = dict.fromkeys(("home", "deployment", "prefix", "role_id"), "")
     ours = held(kind=Ec2Lease, region="eu-west-1", bucket="mailbox", **words)
-    here.provider.held = [ours]
-    near = replace(tally(), bucket_region="eu-west-1")
-    (_, month), _ = caps.caps_of(here, near, NOON, [])
     usd = 5.0 + most_usd_per_hour_beside(here.settings.ec2, "eu-west-1", "eu-west-1")
-    assert month.committed_usd == pytest.approx(usd * billed_s(7200.0) / 3600)
-    here.provider.held = [replace(ours, bucket="other")]
-    (_, month), _ = caps.caps_of(here, near, NOON, [])
-    assert month.committed_usd == pytest.approx(at_worst(5.0, 7200.0))
+    assert committed(here, ours) == pytest.approx(usd * billed_s(7200.0) / 3600)
+    assert committed(here, replace(ours, bucket="other")) == pytest.approx(at_worst(5.0, 7200.0))
     here = monthly(here, 0.30)  # at the highest price of its types
     here.provider.held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
     assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
@@ -293,9 +295,8 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
     assert allowed.worst_usd == pytest.approx(at_worst(bid, allowed.deadline_s, machines=2))
     assert allowed.max_usd_per_hour == pytest.approx(2 * bid)
-    here.provider.held = [held(cluster="1xs.large", usd_per_hour=dearest)]
-    (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
-    assert month.committed_usd == pytest.approx(at_worst(bid, 7200.0))
+    cheap = held(cluster="1xs.large", usd_per_hour=dearest)
+    assert committed(here, cheap, offers) == pytest.approx(at_worst(bid, 7200.0))
 
 
 def test_no_month_caps_local_hosts(tmp_path):
@@ -334,9 +335,8 @@ def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(her
     assert not refusal(here, replace(tally(43.0), data=of_data(once_usd=0.0)))
     here = monthly(here, 100.0)
     monkeypatch.setattr(Lease, "usd_until", lambda *_: 8.0)  # its machines have downloaded
-    here.provider.held = [held(usd_per_hour=1.0)]
-    (_, month), _ = caps.caps_of(here, tally(), NOON, [])
-    assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + 8.0)
+    machines_usd = at_worst(1.0, 7200.0)
+    assert committed(here, held(usd_per_hour=1.0)) == pytest.approx(machines_usd + 8.0)
 
 
 def test_prices_of_half_a_year_ago_bound_nothing(here):
