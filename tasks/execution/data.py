@@ -16,13 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
+from math import ceil
 from pathlib import Path
 
 from warehouse.append import append
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
-from ..providers.ec2.api import Clients, Ec2Api, Store, asking, connect
+from ..providers.ec2.api import Answer, Clients, Ec2Api, Store, asking, connect
 from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import download_usd, internet_usd, upload_usd
 from ..providers.ec2.survey import least_gib
@@ -44,6 +45,7 @@ _LEFT_FREE_BYTES = GIB  # kept free on the disk of SRIFT_HOME
 # additional throughput writes 125 MiB/s; half of this rate is assumed. Several connections download
 # at least 100 small objects per second.
 FETCHED_BYTES_PER_S, FETCHED_FILES_PER_S = 60e6, 100.0
+_GROWTH = 1.1  # data may grow by this factor, in bytes and in files, until machines fetch them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class DataPlan:
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch" (from S3 to this computer), "upload" (to S3), or empty if no transfer is needed.
-    limits: the maximum bytes and files of the download to one machine.
+    limits: the maximum bytes and files of the download to one machine. The costs include them.
     download_usd: the maximum cost in dollars of the download to one machine.
     once_usd: the maximum cost in dollars of the move. An upload includes storage for a month. A
         fetch to this computer costs as much as a transfer over the internet.
@@ -112,9 +114,10 @@ class DataCarrier:
             try:
                 plan = self._plan(name, data)
                 if plan.place.startswith(S3):
-                    ec2, limits = self._settings.ec2, (plan.size or 0, len(plan.files or ()))
-                    if plan.size is None:  # a machine downloads no more than its volume holds
-                        limits = ec2.volume_gib * GIB, MOST_FILES
+                    ec2 = self._settings.ec2
+                    limits = ec2.volume_gib * GIB, MOST_FILES  # a volume holds no more
+                    if plan.size is not None:
+                        limits = ceil(_GROWTH * plan.size), ceil(_GROWTH * len(plan.files or ()))
                     usd = download_usd(
                         *limits, source=plan.region, region=region, public=ec2.public
                     )
@@ -153,6 +156,8 @@ class DataCarrier:
             return plan
         if plan.once_usd:
             charge = f"{plan.place}{now:%Y-%m}"
+            if plan.move == "fetch":  # each fetch costs, in every home
+                charge += f"{refresh_id}{now}"
             row = {
                 "lease_id": charge,
                 "provider": "ec2",  # AWS also bills data that local hosts read
@@ -228,25 +233,24 @@ class DataCarrier:
                     raise
         return DataPlan(name=name, place=str(data.source), files=files, region=region)
 
-    def _stored(self, address: Address) -> tuple[dict[str, int], str]:
-        """Return the objects below `address` as {key: size in bytes}, and the bucket's region."""
+    def _stored(self, address: Address) -> tuple[list[Answer], str]:
+        """Return S3's list of the objects below `address`, and the bucket's region."""
         store = Store(self._api, self._settings.ec2.regions[0], address.bucket)
-        listed, _ = store.listed(address.prefix, MOST_FILES)
-        return {one["Key"]: one["Size"] for one in listed}, store.region
+        return store.listed(address.prefix, MOST_FILES)[0], store.region
 
     def _listed(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the files below `address` as {name: size in bytes}, and the bucket's region.
 
-        Raises ValueError if there are no files, too many files or unsafe file names, and
-        ProviderError if AWS refuses the request.
+        Raises ValueError if there are no files, too many files or files that `files_of` refuses,
+        and ProviderError if AWS refuses the request.
         """
-        sizes, region = self._stored(address)
-        if len(sizes) > MOST_FILES:
+        listed, region = self._stored(address)
+        if len(listed) > MOST_FILES:
             raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
-        keys = files_of(sizes, address.prefix)
-        if not keys:
+        files = files_of(listed, address.prefix)
+        if not files:
             raise BadData(f"{address} contains no file: `aws s3 ls {address}` lists its objects")
-        return {name: sizes[key] for name, key in keys.items()}, region
+        return {name: one["Size"] for name, one in files.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
         """Raise BadData if an EC2 volume cannot hold the machine image and `size` bytes of data."""
@@ -283,7 +287,8 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         files, transfers = plan.files or {}, []
-        stored, region = self._stored(address)
+        listed, region = self._stored(address)
+        stored = {one["Key"]: one["Size"] for one in listed}
         reporter().say(str(plan))
         client = self._api.clients("s3", region)
         with asking(f"to {plan.move} data", region), TransferManager(client) as s3:

@@ -14,9 +14,9 @@ Files in the mailbox folder, where `digest` is the workload's `data_digest`:
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .record import WorkloadFile
 
@@ -65,21 +65,29 @@ def data_path(mailbox: Path, workload: WorkloadFile) -> str:
     return str(folder)
 
 
-def files_of(keys: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return {file name: S3 key}, where the file name is the key without `prefix`.
+def files_of(listed: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, Mapping[str, Any]]:
+    """Return {file name: entry in `listed`}, where the file name is the key without `prefix`.
 
-    keys: keys that begin with `prefix`. Keys of objects that represent a folder are left out.
+    listed: entries of S3's list of the objects below `prefix`. Objects that represent a folder are
+        left out.
 
-    Raises ValueError if a key cannot be a file name, for example because it contains "..".
+    Raises ValueError if a key cannot be a file name, for example because it contains "..", or if
+    reading an object costs more than the caps count.
     """
-    found: dict[str, str] = {}
-    for key in keys:
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in listed:
+        key, storage = each["Key"], each.get("StorageClass") or "STANDARD"
         name = key.removeprefix(prefix)
         if not name or name.endswith("/"):
             continue
+        if storage not in ("STANDARD", "INTELLIGENT_TIERING"):
+            raise ValueError(
+                f"reading the object {key!r} costs extra, because its storage class is {storage}:"
+                " copy the data with `aws s3 cp --recursive --storage-class STANDARD`"
+            )
         if not {"", ".", ".."}.isdisjoint(name.split("/")) or not name.isprintable():
             raise ValueError(
                 f"the object {key!r} has a key that cannot be a file name: rename the object"
             )
-        found[name] = key
+        found[name] = each
     return found

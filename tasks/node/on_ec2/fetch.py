@@ -73,37 +73,35 @@ class Fetcher:
         Objects are first downloaded into the folder `<digest>.part`. After the last download, this
         folder is renamed to `<digest>`.
 
-        Raises ValueError if there are no objects, if they exceed the limits of `download`, if a key
-        cannot be a file name, or if the disk is too small. Also raises OSError and the errors of
-        boto3.
+        Raises ValueError if there are no objects, if they exceed the disk or the limits of
+        `download`, or if `files_of` refuses them. Also raises OSError and the errors of boto3.
         """
         bucket, _, prefix = download.address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        sizes = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
-        keys = files_of(sizes, prefix)
-        if not keys:
+        files = files_of((each for page in pages for each in page.get("Contents", ())), prefix)
+        if not files:
             raise ValueError("there are no objects below this S3 address")
-        size = sum(sizes[key] for key in keys.values())
-        if size > download.most_bytes or len(keys) > download.most_files:
-            raise ValueError(  # the caps on dollars count no more than the limits
-                f"the address has grown to {size} bytes in {len(keys)} objects, but this launch may"
-                f" download {download.most_bytes} bytes in {download.most_files} objects. Let no"
-                " other program write there, and refresh again"
-            )
+        size = sum(each["Size"] for each in files.values())
         lacking = size + KEPT_FREE_BYTES - shutil.disk_usage(self.mailbox).free
         if lacking > 0:
             raise ValueError(
                 "the disk is too small: raise `volume_gib` in the section [ec2] of srift.toml by"
                 f" at least {-(-lacking // 2**30)} GiB"
             )
+        if size > download.most_bytes or len(files) > download.most_files:
+            raise ValueError(  # the caps on dollars count no more than the limits
+                f"the address has grown to {size} bytes in {len(files)} objects, but this launch"
+                f" may download {download.most_bytes} bytes in {download.most_files} objects:"
+                " refresh again"
+            )
         folder = folder_of(self.mailbox, digest)
         beside = folder.with_name(f"{digest}.part")
         try:
             with TransferManager(self.client) as manager:
                 transfers = []
-                for name, key in keys.items():
+                for name, each in files.items():
                     (beside / name).parent.mkdir(parents=True, exist_ok=True)
-                    transfers.append(manager.download(bucket, key, str(beside / name)))
+                    transfers.append(manager.download(bucket, each["Key"], str(beside / name)))
                 for transfer in transfers:
                     transfer.result()
             beside.rename(folder)

@@ -143,10 +143,11 @@ GETS_PER_HOUR = 2940.0  # 720 + 360 + 60 + 1800
 # node/on_ec2/sync.py allows: 720 heartbeats, UPLOADS_PER_HOUR (1800), and three times
 # UPLOADS_AT_ONCE (150), because the caps count at least twenty minutes of a machine. The remaining
 # 3600 are LISTs with several pages, or GETs of the manifest every second.
-MOST_EACH_PER_HOUR = 6570.0
-# Upper bound of the bytes that a machine exchanges with the bucket per hour: the uploads above with
-# 512 KiB each (node/on_ec2/sync.py), and manifests of 20 KB. The controller downloads as much.
-MOST_BYTES_PER_HOUR = 1_600_000_000
+_MOST_UPLOADS_PER_HOUR, _MOST_POLLS_PER_HOUR = 2970, 3600
+MOST_EACH_PER_HOUR = _MOST_UPLOADS_PER_HOUR + _MOST_POLLS_PER_HOUR
+# Upper bound of the bytes that a machine exchanges with the bucket per hour: uploads of 512 KiB
+# (node/on_ec2/sync.py), and manifests of 20 KB. The controller downloads as much.
+MOST_BYTES_PER_HOUR = _MOST_UPLOADS_PER_HOUR * 2**19 + _MOST_POLLS_PER_HOUR * 20_000
 
 REQUESTS_USD_PER_HOUR = PUTS_PER_HOUR * PUT_USD + GETS_PER_HOUR * GET_USD
 MOST_REQUESTS_USD_PER_HOUR = MOST_EACH_PER_HOUR * (WORST_PUT_USD + WORST_GET_USD)

@@ -20,6 +20,8 @@ from tasks.execution.record_loader import load_lease
 from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import SPOT_MARGIN
+from tasks.providers.ec2.leases import Ec2Lease
+from tasks.providers.ec2.prices import most_usd_per_hour_beside
 from tests.ec2_home import Home
 from tests.fake_ec2 import FakeAws
 from tests.fakes import offer
@@ -31,7 +33,8 @@ PRICE = 0.125  # of s.large on demand, which bounds its price on the spot market
 # an hour of 100 GiB, a public address, and requests and uploads as often as they may be, in the
 # dearest region
 BESIDE = 100 * 0.152 / 730 + 0.005 + (3600 + 720 + 1800 + 450) * (0.007 + 0.00056) / 1000
-BESIDE += 1.6 * (0.147 + 0.154) + 1.6e9 / 2**23 * 0.00056 / 1000
+BYTES = 2970 * 2**19 + 3600 * 20_000
+BESIDE += BYTES / 1e9 * (0.147 + 0.154) + BYTES / 2**23 * 0.00056 / 1000
 LAUNCHED = "refresh-1-00"
 
 
@@ -66,7 +69,7 @@ def spent(here, usd, ended_at, lease_id, provider="ec2"):
     write(here.warehouse, append, "raw_leases", [row])
 
 
-def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
+def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, kind=Lease, **changes):
     words = {
         "lease_id": lease_id,
         "cluster": "1xstranger",
@@ -76,7 +79,7 @@ def held(lease_id="other-00", hours=2.0, usd_per_hour=5.0, **changes):
         "controller": 1,
         "deadline_at": NOON + timedelta(hours=hours),
     }
-    return Lease(**words | changes)
+    return kind(**words | changes)
 
 
 def at_worst(usd_per_hour, deadline_s, machines=1):
@@ -85,6 +88,13 @@ def at_worst(usd_per_hour, deadline_s, machines=1):
 
 def refusal(here, of=None, now=NOON):
     return caps.allowance(here, launch(here), of or tally(), now).refusal
+
+
+def committed(here, lease, offers=()):
+    here.provider.held = [lease]
+    near = replace(tally(), bucket_region="eu-west-1")
+    (_, month), _ = caps.caps_of(here, near, NOON, offers)
+    return month.committed_usd
 
 
 def with_requirements(here):
@@ -240,6 +250,12 @@ def test_machines_of_other_controllers_count_to_their_deadline(here):
     assert refusal(here, tally(0.75))
     here.provider.held = [held("other-00", hours=0.1)]
     assert refusal(here, tally(0.75)) == ""
+    here = changed(here, "ec2", bucket="mailbox")  # at the prices of its regions
+    words = dict.fromkeys(("home", "deployment", "prefix", "role_id"), "")
+    ours = held(kind=Ec2Lease, region="eu-west-1", bucket="mailbox", **words)
+    usd = 5.0 + most_usd_per_hour_beside(here.settings.ec2, "eu-west-1", "eu-west-1")
+    assert committed(here, ours) == pytest.approx(usd * billed_s(7200.0) / 3600)
+    assert committed(here, replace(ours, bucket="other")) == pytest.approx(at_worst(5.0, 7200.0))
     here = monthly(here, 0.30)  # at the highest price of its types
     here.provider.held = [held(cluster="1xs.large", usd_per_hour=0.01, hours=1.0)]
     assert f"{at_worst(PRICE, 3600.0):.2f}" in refusal(here)
@@ -270,15 +286,25 @@ def test_without_on_demand_the_bid_bounds_spot(here):
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)
     assert allowed.worst_usd == pytest.approx(at_worst(bid, allowed.deadline_s, machines=2))
     assert allowed.max_usd_per_hour == pytest.approx(2 * bid)
-    here.provider.held = [held(cluster="1xs.large", usd_per_hour=dearest)]
-    (_, month), _ = caps.caps_of(here, tally(), NOON, offers)
-    assert month.committed_usd == pytest.approx(at_worst(bid, 7200.0))
+    cheap = held(cluster="1xs.large", usd_per_hour=dearest)
+    assert committed(here, cheap, offers) == pytest.approx(at_worst(bid, 7200.0))
 
 
 def test_no_month_caps_local_hosts(tmp_path):
     made = monthly(install(tmp_path), 0.0)
     assert refusal(made, tally(0.01)) == "" and refusal(made, tally(0.0))
     assert caps.money_short(made, tally(), NOON) == ""
+
+
+@pytest.mark.parametrize("month_usd, lacking", [(9.9, {"conv"}), (10.0, set())])
+def test_the_month_caps_what_local_hosts_fetch(tmp_path, monkeypatch, month_usd, lacking):
+    here, mine = monthly(install(tmp_path), month_usd), tally()
+    spent(here, 7.0, datetime.now(UTC), "c-00")
+    fetch = replace(of_data()["conv"], move="fetch")
+    monkeypatch.setattr(DataCarrier, "plans", lambda *_: [fetch])
+    monkeypatch.setattr(campaign, "serve", lambda *_, **__: None)
+    campaign.serve_launch(here, launch(here), LAUNCHED, mine)
+    assert mine.lacking.keys() == lacking
 
 
 def of_data(download_usd=8.0, once_usd=3.0):
@@ -300,9 +326,8 @@ def test_data_count_for_each_machine_and_its_replacements_and_an_upload_once(her
     assert not refusal(here, replace(tally(43.0), data=of_data(once_usd=0.0)))
     here = monthly(here, 100.0)
     monkeypatch.setattr(Lease, "usd_until", lambda *_: 8.0)  # its machines have downloaded
-    here.provider.held = [held(usd_per_hour=1.0)]
-    (_, month), _ = caps.caps_of(here, tally(), NOON, [])
-    assert month.committed_usd == pytest.approx(at_worst(1.0, 7200.0) + 8.0)
+    machines_usd = at_worst(1.0, 7200.0)
+    assert committed(here, held(usd_per_hour=1.0)) == pytest.approx(machines_usd + 8.0)
 
 
 def test_prices_of_half_a_year_ago_bound_nothing(here):

@@ -83,6 +83,8 @@ def test_an_address_is_fetched_once_for_local_hosts(carrier, s3):
     (beside / "1.jpg").unlink()
     assert brought(here).problem == "" and not beside.exists()
     assert (folder / "1.jpg").read_bytes() == FILES["1.jpg"]
+    [both] = here._workspace.warehouse.select("spend")["usd"]
+    assert both == 2 * wanted.once_usd
 
 
 def test_an_object_that_changes_under_the_fetch_is_a_problem(carrier, s3):
@@ -135,7 +137,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
 def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     here = carrier(ADDRESS, "ec2")
     plan = brought(here)
-    assert (plan.place, plan.limits, plan.problem) == (ADDRESS, (30, 2), "")
+    assert (plan.place, plan.limits, plan.problem) == (ADDRESS, (33, 3), "")
     [stored] = here._workspace.warehouse.select("raw_downloads").to_dict("records")
     assert (stored["workload"], stored["region"], stored["bytes"]) == ("conv", REGION, 30)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -158,7 +160,7 @@ def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, 
     here = carrier(ADDRESS, "ec2", **ec2)
     monkeypatch.setattr(here, "_listed", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
     [plan] = here.plans(["conv"], region)
-    assert plan.download_usd == pytest.approx(2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
+    assert plan.download_usd == pytest.approx(2.2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
 
 
 @pytest.mark.parametrize("volume_gib, fits", [(50, False), (51, True)])

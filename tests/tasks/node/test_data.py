@@ -49,4 +49,12 @@ def test_fetched_data_are_found_and_a_failure_to_fetch_is_explained(tmp_path):
 )  # fmt: skip
 def test_keys_that_climb_out_or_could_be_no_file_are_refused(key):
     with pytest.raises(ValueError, match=r"object|below"):
-        files_of(["cats/1.jpg", key], "cats/")
+        files_of([{"Key": "cats/1.jpg"}, {"Key": key}], "cats/")
+
+
+def test_objects_that_cost_extra_to_read_are_refused():
+    free = [{"Key": "1", "StorageClass": name} for name in ("", "INTELLIGENT_TIERING")]
+    dear = [{"Key": name, "StorageClass": "GLACIER_IR"} for name in ("folder/", "2")]
+    assert [*files_of([*free, dear[0]], "")] == ["1"]
+    with pytest.raises(ValueError, match="GLACIER_IR"):
+        files_of(dear, "")
