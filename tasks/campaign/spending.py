@@ -220,9 +220,11 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
 
 def within_month(workspace: Workspace, plan: DataPlan, now: datetime) -> DataPlan:
     """Return `plan`, with a problem if its fetch to this computer exceeds EC2's monthly cap."""
+    if plan.move != "fetch":
+        return plan
     spent, unknown = spent_this_month(workspace, now)
     most = workspace.settings.ec2.max_usd_per_month
-    if plan.move != "fetch" or spent + plan.once_usd <= most:
+    if spent + plan.once_usd <= most:
         return plan
     problem = unknown or (
         f"the fetch costs ${plan.once_usd:.2f}, but ${spent:.2f} of [ec2] max_usd_per_month"

@@ -39,12 +39,7 @@ class AttemptEnd:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
 
-def blame(
-    finished: Sequence[Row],
-    under_way: str,
-    planned: Collection[str],
-    kills: Sequence[str],
-) -> AttemptEnd:
+def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
     The exit codes of the workers show which node most likely caused the failure. The report of that
@@ -54,7 +49,6 @@ def blame(
     finished: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
     under_way: id of the run to blame if the report names no run in `planned`.
     planned: ids of the attempt's runs.
-    kills: for each node, why its machine killed processes, as the provider knows; or "".
     """
     failed = [node for node in finished if node.get("exit_code") != 0]
     if not failed:
@@ -64,9 +58,7 @@ def blame(
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
     last = str(witness.get("log_tail", "")).strip().splitlines()[-1:]
     ended = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
-    why = witness.get("reason") or ended
-    if code == -signal.SIGKILL:
-        why = kills[witness["node"]] or _OUT_OF_MEMORY
+    why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or ended
     without = (node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE)
     is_full = code == EXIT_MAILBOX
     return AttemptEnd(

@@ -433,9 +433,8 @@ class _Attempt:
             patience_s = LOSS_KNOWN_WITHIN_S if lost_peers else PEERS_REPORT_WITHIN_S
             if len(finished) >= len(here) or now > failed_at + patience_s:
                 planned = [item.run_id for item in self.items if self.is_measuring]
-                kills = [state.reason for state in self.machines.states]
                 first = missing[0].run_id if self.is_measuring else ""
-                ended = blame(finished, first, planned, kills)
+                ended = blame(finished, first, planned)
                 # A node that is lost during the rendezvous may end torchrun. The elastic run is not
                 # at fault, and the next attempt resumes it.
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended

@@ -159,7 +159,7 @@ class NodeState:
     """The state of one machine, as its provider reports it.
 
     interrupted: True if the provider took the machine away.
-    reason: why the machine has ended, or why it killed processes.
+    reason: why the machine has ended.
     leaving_s: seconds until the machine's announced end; None if no end is announced.
     """
 

@@ -121,7 +121,7 @@ def left_over(of):
     home = of if isinstance(of, Path) else of.store.root.parent
     store = LeaseStore(home)
     found = [str(mark) for mark in hosts() if mark.home == store.token]
-    found += map(str, local_cpu.groups(store.prefix))
+    found += [group.name for group in SHARES.base.glob(f"{store.prefix}*")]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline()]

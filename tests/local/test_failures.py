@@ -112,34 +112,15 @@ def job(installation, count, runs, text=TINY):
     )
 
 
-# 0.5 GB of one process, then 0.7 GB of another
-FORKED = """torch.nn.Linear(16, 4)
-    import os, time
-    ends = os.pipe()
-    if not os.fork():
-        held = torch.ones(125_000_000)
-        os.write(ends[1], b"x")
-        while True:
-            time.sleep(1)
-    os.read(ends[0], 1)
-    held = torch.ones(175_000_000)"""
-
-
-@pytest.mark.parametrize(
-    "large, words",
-    [
-        ("torch.nn.Linear(16, 17_000_000)", "memory"),  # 1.09 GB
-        *[(FORKED, "host 0 (part) ran out")] * SHARES.memory.is_dir(),
-    ],
-)
-def test_a_run_that_exceeds_the_memory_of_its_host_fails_and_says_so(project, large, words):
-    text = TINY.replace("torch.nn.Linear(16, 4)", large)
+def test_a_run_that_exceeds_the_memory_of_its_host_fails_and_says_so(project):
+    text = TINY.replace("torch.nn.Linear(16, 4)", "torch.nn.Linear(16, 17_000_000)")  # 1.09 GB
     (project / "tiny.py").write_text(text)
     installation = here(project)
     runs, stop_at = job(installation, 1, {"large": {}}, text), time.monotonic() + 400.0
     serve(installation.provider, runs, stop_at=stop_at, watch=lambda *_: None)
     collect(installation, datetime.now(UTC))
-    assert words in installation.warehouse.select("raw_runs")["reason"].item()
+    [reason] = installation.warehouse.select("raw_runs")["reason"]
+    assert "memory" in reason
 
 
 ENDLESS = {"least_steps": 1_000_000, "most_steps": 1_000_000, "most_s": 60.0}

@@ -136,7 +136,7 @@ class LocalCluster(RunningCluster):
         May be called several times, and after a failed `start`.
         """
         try:
-            self._store.end(self.lease_id)
+            self._store.end(self.lease_id, self._machine.shares)
         finally:
             self.network.close()
 
@@ -152,10 +152,10 @@ class LocalCluster(RunningCluster):
         self.addresses[index : index + 1] = [address]
         mark = HostMark(self._store.token, self.lease_id, index, instance.cores)
         self._machine.isolation.give(self.mailbox / f"node-{index}")
-        # A process that exceeds this limit gets a memory error. The host's memory cgroup limits all
-        # its processes together, but kills without a message, and often needs root.
-        limit_bytes = round(instance.memory_gib * 2**30)
-        command = ["prlimit", f"--data={limit_bytes}", self._machine.python, "-m", "node"]
+        # A process that exceeds this limit gets a memory error. A memory cgroup would kill the
+        # process without a message, and an ordinary user cannot create a memory cgroup.
+        limit = f"--data={round(instance.memory_gib * 2**30)}"
+        command = ["prlimit", limit, self._machine.python, "-m", "node"]
         command += ["--mailbox", str(self.mailbox), "--node", str(index), "--address", address]
         command += ["--deadline", f"{self._lease.deadline_at.timestamp():.3f}"]
         host = self.network.start(
@@ -165,7 +165,7 @@ class LocalCluster(RunningCluster):
             address=address,
             bandwidth_gbps=instance.bandwidth_gbps,
         )
-        self._machine.shares.add(self._name(index), {host.process.pid, host.inner.pid}, limit_bytes)
+        self._machine.shares.add(self._name(index), {host.process.pid, host.inner.pid})
         self._hosts[index] = host
         self._revoked.pop(index, None)
         after_s = interrupted_after_s(offer, f"{self._seed}-{self._started}")
@@ -185,11 +185,9 @@ class LocalCluster(RunningCluster):
     def _state(self, index: int) -> NodeState:
         if index in self._revoked:
             return NodeState(alive=False, interrupted=True, reason=self._revoked[index])
-        memory = f"{self._label(index)} ran out of memory: its processes exceed its memory_gib"
-        memory *= self._machine.shares.ran_out_of_memory(self._name(index))  # or ""
         status = self._hosts[index].process.poll()
-        if status is None or memory:
-            return NodeState(alive=status is None, reason=memory)
+        if status is None:
+            return NodeState(alive=True)
         tail = plain(self._log(index).read_text(errors="replace").strip()[-_LOG_TAIL:])
         ended = f"{self._label(index)}: its agent ended with exit status {status}: {tail}"
         return NodeState(alive=False, reason=ended)
@@ -198,8 +196,7 @@ class LocalCluster(RunningCluster):
         return self._directory / f"host-{index}.log"
 
     def _name(self, index: int) -> str:
-        # Each replacement has another address, and so a new cgroup whose counters are 0.
-        return f"{self._store.prefix}{self.lease_id}-{index}-{self.addresses[index]}"
+        return f"{self._store.prefix}{self.lease_id}-{index}"
 
     def _label(self, index: int) -> str:
         return f"host {index} ({self.cluster.members[index].instance_type.name})"

@@ -1,20 +1,18 @@
-"""Limit CPU time and memory of local hosts with cgroups (v1 or v2), or pin hosts to whole cores.
+"""Limit the CPU time of local hosts: with cgroup quotas (v1 or v2), or by pinning to whole cores.
 
 During a measurement, a host is pinned to cores. It also has a quota and the maximum CPU weight, so
 that it runs before other programs. If this process cannot set quotas, each host is only pinned to
-whole cores. The memory limit is optional.
+whole cores.
 """
 
 import math
 import os
-import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from glob import iglob
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -24,43 +22,33 @@ from .processes import hosts
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
 _REMOVED_S = 3.0  # maximum wait until the cgroup of killed processes can be removed
-_NOWHERE = Path(os.devnull)
 _MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Limits the CPU time and memory of hosts. Each host has cgroups below `base` and `memory`.
+    """Limits the CPU time of hosts. Each host has a cgroup below the folder `base`.
 
     version: the cgroup version, 1 or 2.
     why_not: why this process cannot set quotas; "" if it can.
-    memory: like `base`, but for memory limits; the null device if this process cannot set them.
     """
 
     version: int = 0
-    base: Path = _NOWHERE
+    base: Path = Path(os.devnull)
     why_not: str = ""
-    memory: Path = _NOWHERE
 
-    def add(self, name: str, pids: Collection[int], memory_bytes: int) -> None:
-        """Move a host's processes to new cgroups, `name`, and limit their memory.
+    def add(self, name: str, pids: Collection[int]) -> None:
+        """Move a host's processes to a new cgroup, `name`.
 
-        Does nothing if this process cannot set quotas. Raises OSError if a cgroup exists already,
-        or cannot be created or joined.
+        Does nothing if this process cannot set quotas. Raises OSError if the cgroup cannot be
+        created or joined.
         """
-        for base in filter(Path.is_dir, {self.base, self.memory}):
-            group = base / name
-            group.mkdir()
-            if base == self.memory:
-                _write_memory(self.version, group, memory_bytes)
-            for pid in pids:
-                (group / "cgroup.procs").write_text(str(pid))
-
-    def ran_out_of_memory(self, name: str) -> bool:
-        """Return True if the kernel killed a process of the host `name` at its memory limit."""
-        file = "memory.oom_control" if self.version == 1 else "memory.events"
-        words = " ".join(_words(self.memory / name / file))
-        return re.search("oom_kill [1-9]", words) is not None
+        if self.why_not:
+            return
+        group = self.base / name
+        group.mkdir(exist_ok=True)
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
 
     def settle(
         self,
@@ -80,105 +68,76 @@ class CpuShares:
         Raises OSError if writing the quota or pinning fails.
         """
         if not self.why_not:
-            _write_quota(self.version, self.base / name, cores)
+            self._write_quota(self.base / name, cores)
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # the process has just ended
                 for thread in process.threads():
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(thread.id, usable)
 
+    def remove(self, prefix: str) -> None:
+        """End the hosts whose names start with `prefix`, and remove their cgroups.
 
-def remove(prefix: str) -> None:
-    """End the hosts whose names start with `prefix`, and remove their cgroups.
+        Raises OSError if a cgroup is still in use.
+        """
+        for group in list(self.base.glob(f"{prefix}*")):
+            until = time.monotonic() + _REMOVED_S
+            while group.is_dir():
+                for pid in _words(group / "cgroup.procs"):
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                try:
+                    group.rmdir()
+                except OSError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.01)
 
-    Raises OSError if a cgroup is still in use.
-    """
-    for group in groups(prefix):
-        until = time.monotonic() + _REMOVED_S
-        while group.is_dir():
-            for pid in _words(group / "cgroup.procs"):
-                with suppress(OSError):
-                    os.kill(int(pid), signal.SIGKILL)
-            try:
-                group.rmdir()
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
+    def _write_quota(self, group: Path, cores: float | None) -> None:
+        """Limit a cgroup to `cores` cores and set the maximum CPU weight.
 
-
-def groups(prefix: str) -> list[Path]:
-    """Return the cgroups whose names start with `prefix`.
-
-    The whole hierarchies are searched, because the process that created a cgroup may have been in
-    another cgroup than this process.
-    """
-    tops = {top for kind in ("cpu", "memory") for _, top, _ in _hierarchies(kind)}
-    return [Path(path) for top in tops for path in iglob(f"{top}/**/{prefix}*/", recursive=True)]
-
-
-def _write_quota(version: int, group: Path, cores: float | None) -> None:
-    """Limit a cgroup to `cores` cores and set the maximum CPU weight.
-
-    cores: None removes the limit and resets the weight.
-    Raises OSError if the cgroup's files cannot be written.
-    """
-    period_us, quota_us = _PERIOD_US, 0
-    if cores:
-        period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
-        quota_us = round(cores * period_us)
-    if version == 2:
-        (group / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
-        (group / "cpu.weight").write_text("10000" if quota_us else "100")
-        return
-    # Lift the quota first, so that an old quota never applies with a new period.
-    (group / "cpu.cfs_quota_us").write_text("-1")
-    (group / "cpu.cfs_period_us").write_text(str(period_us))
-    (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
-    (group / "cpu.shares").write_text("262144" if quota_us else "1024")
-
-
-def _write_memory(version: int, group: Path, limit_bytes: float) -> None:
-    file = "memory.limit_in_bytes" if version == 1 else "memory.max"
-    (group / file).write_text(str(limit_bytes))
+        cores: None removes the limit and resets the weight.
+        Raises OSError if the cgroup's files cannot be written.
+        """
+        period_us, quota_us = _PERIOD_US, 0
+        if cores:
+            period_us = max(_PERIOD_US, math.ceil(_LEAST_QUOTA_US / cores))
+            quota_us = round(cores * period_us)
+        if self.version == 2:
+            (group / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
+            (group / "cpu.weight").write_text("10000" if quota_us else "100")
+            return
+        # Lift the quota first, so that an old quota never applies with a new period.
+        (group / "cpu.cfs_quota_us").write_text("-1")
+        (group / "cpu.cfs_period_us").write_text(str(period_us))
+        (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
+        (group / "cpu.shares").write_text("262144" if quota_us else "1024")
 
 
 def detect() -> CpuShares:
-    """Return a `CpuShares` with the first cgroup folders in which this process can set limits.
+    """Return a `CpuShares` with the first cgroup folder in which this process can set quotas.
 
-    If quotas cannot be set, the attribute `why_not` of the result gives the reasons.
-    """
-    shares = CpuShares(*_usable("cpu", partial(_write_quota, cores=0.5)))
-    version, memory, _ = _usable("memory", partial(_write_memory, limit_bytes=2**30))
-    # In cgroup v2, a process is in a single cgroup: the second move would lift the quota.
-    if version == 1 == shares.version or memory == shares.base:
-        return replace(shares, memory=memory)
-    return shares
-
-
-def _usable(controller: str, write: Callable[[int, Path], None]) -> tuple[int, Path, str]:
-    """Return (version, cgroup, "") of the first cgroup in which `write` can limit a new cgroup.
-
-    Returns (0, the null device, the reasons) if there is none.
+    If there is no such folder, the attribute `why_not` of the result gives the reasons.
     """
     reasons = []
-    for version, top, home in _hierarchies(controller):
+    for version, top, home in _hierarchies():
         # Try this process's cgroup first, so that the limits of this process apply to its hosts.
         bases = dict.fromkeys([home, top, home.parent if home != top else top])
         for base in filter(Path.is_dir, bases):
-            group = base / f"srift-try-{os.getpid()}"
+            shares, group = CpuShares(version, base), base / f"srift-try-{os.getpid()}"
             try:
                 if version == 2:
-                    (base / "cgroup.subtree_control").write_text(f"+{controller}")
+                    (base / "cgroup.subtree_control").write_text("+cpu")
                 group.mkdir(exist_ok=True)
-                write(version, group)
-                return version, base, ""
+                shares._write_quota(group, 0.5)
+                return shares
             except OSError as error:
                 reasons.append(f"{base}: {error.strerror}")
             finally:
                 with suppress(OSError):
                     group.rmdir()
-    return 0, _NOWHERE, "; ".join(reasons) or f"no cgroup hierarchy has a {controller} controller"
+    none = "no cgroup hierarchy with a cpu controller is mounted"
+    return CpuShares(why_not="; ".join(reasons) or none)
 
 
 def usable_cores() -> float:
@@ -193,17 +152,17 @@ def usable_cores() -> float:
 def quota_cores() -> float:
     """Return the number of cores that cgroup quotas allow this process; inf without quotas."""
     least = math.inf
-    for version, top, home in _hierarchies("cpu"):
+    for version, top, home in _hierarchies():
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for group in (home, *home.parents):
             words = [word for file in files for word in _words(group / file)]
-            if group.is_relative_to(top) and len(words) == 2 and words[0].isdigit():
+            if group.is_relative_to(top) and len(words) == 2 and words[0] not in ("max", "-1"):
                 least = min(least, int(words[0]) / int(words[1]))
     return least
 
 
-def _hierarchies(controller: str) -> Iterator[tuple[int, Path, Path]]:
-    """Yield (version, mount point, cgroup) for each mounted hierarchy that may have `controller`.
+def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
+    """Yield (version, mount point, cgroup) for each mounted cgroup hierarchy that may have quotas.
 
     version: the cgroup version, 1 or 2.
     cgroup: the folder of this process's cgroup in the hierarchy.
@@ -215,8 +174,8 @@ def _hierarchies(controller: str) -> Iterator[tuple[int, Path, Path]]:
     for line in _MOUNTS.read_text().splitlines():
         _, mounted, kind, options, *_ = line.split()
         top = Path(mounted)
-        if kind == "cgroup" and controller in options.split(","):
-            yield 1, top, top / paths.get(controller, "")
+        if kind == "cgroup" and "cpu" in options.split(","):
+            yield 1, top, top / paths.get("cpu", "")
         elif kind == "cgroup2":
             yield 2, top, top / paths.get("", "")
 
@@ -241,10 +200,10 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]
     for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
-        count = max(1, math.ceil(shares[index] - 1e-9))
-        cores = placed[index] = set(sorted(loads, key=lambda core: (loads[core], core))[:count])
-        for core in cores:
-            loads[core] += shares[index] / len(cores)
+        count = min(len(loads), max(1, math.ceil(shares[index] - 1e-9)))
+        placed[index] = set(sorted(loads, key=lambda core: (loads[core], core))[:count])
+        for core in placed[index]:
+            loads[core] += shares[index] / count
     overfull = {core for core, load in loads.items() if load > 1 + 1e-9}
     return [set(loads) if cores & overfull else cores for cores in placed]
 

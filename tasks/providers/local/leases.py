@@ -18,7 +18,7 @@ import psutil
 
 from ..base import Lease, ProviderError
 from ..leases import LeaseFolder
-from .cpu_shares import remove
+from .cpu_shares import CpuShares
 from .processes import end, started_from
 
 _ROUNDS = 5  # repeated searches, because processes may start while others are killed
@@ -37,7 +37,7 @@ class LeaseStore(LeaseFolder[Lease]):
         self.token = sha256(os.fsencode(self.root)).hexdigest()[:8]
         self.prefix = f"srift-{self.token}-"  # the cgroups' names begin with it
 
-    def end(self, lease_id: str) -> int:
+    def end(self, lease_id: str, shares: CpuShares) -> int:
         """Kill the processes of a lease, and remove its cgroups.
 
         Returns the number of killed processes.
@@ -51,7 +51,7 @@ class LeaseStore(LeaseFolder[Lease]):
                 break
             killed.update(end(left))
         try:
-            remove(f"{self.prefix}{lease_id}-")
+            shares.remove(f"{self.prefix}{lease_id}-")
         except OSError as error:
             raise ProviderError(
                 f"lease {lease_id}: cgroup {error.filename} is still in use; run `srift reap` again"

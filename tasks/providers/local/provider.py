@@ -136,7 +136,7 @@ class LocalProvider(LocalMachine, Provider):
         why = lease.why_end(now) if lease else "it has no lease.json"
         if not why or (lease and lease.ended_at):
             return []
-        what = f"{self.store.end(lease_id)} processes were killed"
+        what = f"{self.store.end(lease_id, self.shares)} processes were killed"
         if lease:
             self.store.close(lease_id, now, "reaped")
         else:

@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 class LocalInstanceType(BaseModel):
     """A type of local host: cores, memory, bandwidth, and illustrative prices.
 
-    memory_gib: limit for the host; without CPU quotas or memory cgroups, for each process.
+    memory_gib: limit for each process of the host.
     spot_interruptions_per_hour: rate of simulated interruptions.
     spot_replaced: if True, a lost host of this type can be replaced at once.
     """

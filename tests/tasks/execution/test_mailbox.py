@@ -17,7 +17,7 @@ def test_a_node_speaks_for_itself_alone(tmp_path):
     for torn in ('{"attempt": 1', "[1]", "1" + 400 * "0"):
         (tmp_path / "node-0/progress.json").write_text(torn)
         assert Mailbox(path=tmp_path, nodes=2).under_way(1) == set()
-    ended = blame(Mailbox(path=tmp_path, nodes=2).finished(1), "a", {"a"}, [])
+    ended = blame(Mailbox(path=tmp_path, nodes=2).finished(1), "a", {"a"})
     assert ended.nodes == (0,) and ended.reason.startswith("node 0:")
 
 
