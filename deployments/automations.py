@@ -11,11 +11,11 @@ Operators are notified in these cases:
 - Launches have spent or reserved 80 % of the monthly dollar cap.
 """
 
-import argparse
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecification
@@ -127,13 +127,8 @@ def install(client: SyncPrefectClient, notify: str) -> list[str]:
     return [one.name for one in wanted]
 
 
-def main() -> None:
+def main(notify: Annotated[str, typer.Option(help="`type/name` of a notification block.")]) -> None:
     """Install the automations on the Prefect server at PREFECT_API_URL."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--notify", required=True, metavar="TYPE/NAME", help="a notification block")
-    notify = parser.parse_args().notify
     with get_client(sync_client=True) as client:
         try:
             print("\n".join(install(client, notify)))
@@ -142,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

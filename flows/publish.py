@@ -10,7 +10,7 @@ from tasks.market.offers import current_offers
 from tasks.recommendation.publication import export_copies, store_publication
 from tasks.recommendation.table import recommend_all
 from tasks.reporting.progress import announce_changes, publish_artifacts, reporter
-from tasks.training.registry import load_champion, show_report
+from tasks.training.registry import load_champion
 from tasks.workspace.workspace import open_workspace
 from warehouse.reads import measured_setups
 
@@ -34,8 +34,7 @@ def publish(provider: str, refresh_id: str) -> int:
     rows = recommend(workspace, champion, offers, runs, each=each_by_task(dask))
     store(workspace, rows, champion, refresh_id, datetime.now(UTC))
     changes = export(workspace)
-    report = show_report(workspace.home, provider, workspace.report_page)
-    publish_artifacts(rows, changes, report)
+    publish_artifacts(rows, changes)
     announce_changes(provider, changes)
     choices = sum(change["change"] == "choice" for change in changes)
     reporter().say(

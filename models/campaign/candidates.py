@@ -1,6 +1,5 @@
 """Enumerate the runs that a campaign may buy, and estimate the seconds of each run."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -403,9 +402,6 @@ class Schedule:
 
     def __init__(self, cluster: Cluster) -> None:
         self.names = cluster.type_names
-        self.nodes = defaultdict[str, list[int]](list)
-        for node, name in enumerate(self.names):
-            self.nodes[name].append(node)
         self.alone_s = [0.0] * len(self.names)
         self.together_s = 0.0
 
@@ -431,4 +427,5 @@ class Schedule:
 
     def _idlest(self, run: PlannedRun) -> int:
         """Return the index of the least busy machine that has the instance type of `run`."""
-        return min(self.nodes[run.members[0]], key=self.alone_s.__getitem__)
+        nodes = (node for node, name in enumerate(self.names) if name == run.members[0])
+        return min(nodes, key=self.alone_s.__getitem__)

@@ -45,7 +45,7 @@ from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
 from ..workspace.workspace import Workspace
-from .spending import Tally, allowance, patience_s, within_month
+from .spending import Tally, allowance, patience_s
 
 # A campaign plans at most this number of lists of launches. With a champion (the model in use), a
 # list counts only if it led to no new record.
@@ -337,12 +337,8 @@ def serve_launch(
     )
     if allowed.refusal:
         return not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
-    if workspace.spends_money:  # local hosts cost imaginary dollars
-        tally.usd += sum(plan.once_usd for plan in plans)
-    plans = [
-        carrier.carry(within_month(workspace, plan, datetime.now(UTC)), tally.refresh_id)
-        for plan in plans
-    ]
+    tally.usd += sum(plan.upload_usd for plan in plans)
+    plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
     lacking = {plan.name: plan.problem for plan in plans if plan.problem}
     tally.lacking |= lacking

@@ -29,7 +29,7 @@ from ..node.requirements import INSTALL_S
 from ..providers.base import Lease, LeaseUnreadable, ProviderError
 from ..providers.ec2.api import Store, connect
 from ..providers.ec2.attempts import SPOT_MARGIN
-from ..providers.ec2.leases import STATED, Ec2Lease, Ec2Leases
+from ..providers.ec2.leases import STATED, Ec2Leases
 from ..providers.ec2.prices import most_usd_per_hour_beside
 from ..workspace.workspace import Workspace
 
@@ -90,7 +90,7 @@ def allowance(
     plans = _plans(tally, launch)
     allowed = pure.allow(
         dearest and dearest + len(launch.cluster.members) * beside,
-        once_usd=sum(plan.once_usd + machines * plan.download_usd for plan in plans),
+        once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
@@ -145,9 +145,7 @@ def caps_of(
     held = workspace.provider.leases()
     problems = [lease.problem for lease in held if lease.problem]
     worst = {
-        lease.lease_id: _worst(workspace, lease, dearest, tally.bucket_region)
-        for lease in held
-        if not lease.problem
+        lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
     }
     try:  # leases that have ended but are not in the warehouse yet
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
@@ -196,42 +194,26 @@ def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
 
 
 def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
-    """Return (dollars, error message) for EC2's refreshes that ended in the month of `now`.
+    """Return (dollars, error message) for the refreshes that ended in the month of `now`.
 
     A refresh that began in the previous month counts in full. If a cost is unknown, the dollars are
     infinite, and the error message says why. If the warehouse lacks a launch, its cost is read from
     the file of costs in SRIFT_HOME (`Ec2Leases.spent`).
     """
     month = f"{now:%Y-%m}"
-    recent = workspace.warehouse.select("spend", {"provider": "ec2", "month": month})
+    recent = workspace.mart("spend", month=month)
     for refresh_id in recent[recent["usd"].isna()]["refresh_id"]:
         return float("inf"), (
             f"the cost of refresh {refresh_id} is unknown (AWS's bill shows it): nothing can be"
             " launched before next month"
         )
-    stored = {*workspace.warehouse.select("lease_spend", {"provider": "ec2"})["lease_id"]}
+    stored = {*workspace.mart("lease_spend")["lease_id"]}
     try:
         kept = Ec2Leases(workspace.home).spent()
     except ProviderError as error:
         return float("inf"), str(error)
     lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
     return float(recent["usd"].sum()) + sum(lost), ""
-
-
-def within_month(workspace: Workspace, plan: DataPlan, now: datetime) -> DataPlan:
-    """Return `plan`, with a problem if its fetch to this computer exceeds EC2's monthly cap."""
-    if plan.move != "fetch":
-        return plan
-    spent, unknown = spent_this_month(workspace, now)
-    most = workspace.settings.ec2.max_usd_per_month
-    if spent + plan.once_usd <= most:
-        return plan
-    problem = unknown or (
-        f"the fetch costs ${plan.once_usd:.2f}, but ${spent:.2f} of [ec2] max_usd_per_month"
-        f" ${most:.2f} are spent. Raise max_usd_per_month, or copy a sample with `aws s3 sync` and"
-        " set `data` to its folder"
-    )
-    return DataPlan(name=plan.name, problem=problem)
 
 
 def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
@@ -299,9 +281,7 @@ def _spot_margin(workspace: Workspace) -> float | None:
     return None if "on-demand" in workspace.settings.ec2.markets else SPOT_MARGIN
 
 
-def _worst(
-    workspace: Workspace, lease: Lease, dearest: Mapping[str, float], bucket_region: str
-) -> float | None:
+def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost of a launch in dollars, if its machines run until its deadline.
 
     The maximum uses the higher of two prices: the price in `lease`, and the sum of the machines'
@@ -309,17 +289,13 @@ def _worst(
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}.
-    bucket_region: the region of [ec2] `bucket`; "" if unknown.
     """
     names = parse_cluster(lease.cluster)
     listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
     rate = max(lease.usd_per_hour or 0.0, listed)
     if rate <= 0:
         return None
-    ec2, regions = workspace.settings.ec2, ("", "")
-    if isinstance(lease, Ec2Lease) and lease.bucket == ec2.bucket:
-        regions = lease.region, bucket_region
-    rate += len(names) * most_usd_per_hour_beside(ec2, *regions)
+    rate += len(names) * most_usd_per_hour_beside(workspace.settings.ec2)
     lasts_s = (lease.deadline_at - lease.started_at).total_seconds()
     downloads_usd = lease.usd_until(lease.started_at) or 0.0  # and each machine's minimum charge
     return pure.worst_usd(rate, lasts_s) + downloads_usd

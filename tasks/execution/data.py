@@ -25,7 +25,7 @@ from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2.api import Answer, Clients, Ec2Api, Store, asking, connect
 from ..providers.ec2.leases import Ec2Leases
-from ..providers.ec2.prices import download_usd, internet_usd, upload_usd
+from ..providers.ec2.prices import download_usd, upload_usd
 from ..providers.ec2.survey import least_gib
 from ..reporting.progress import reporter
 from ..workspace.workload_data import (
@@ -58,8 +58,7 @@ class DataPlan:
     move: "fetch" (from S3 to this computer), "upload" (to S3), or empty if no transfer is needed.
     limits: the maximum bytes and files of the download to one machine. The costs include them.
     download_usd: the maximum cost in dollars of the download to one machine.
-    once_usd: the maximum cost in dollars of the move. An upload includes storage for a month. A
-        fetch to this computer costs as much as a transfer over the internet.
+    upload_usd: the maximum cost in dollars of an upload, with storage for a month.
     problem: why the data cannot be used; empty if there is no problem.
     """
 
@@ -70,7 +69,7 @@ class DataPlan:
     move: str = ""
     limits: tuple[int, int] = (0, 0)
     download_usd: float = 0.0
-    once_usd: float = 0.0
+    upload_usd: float = 0.0
     problem: str = ""
 
     @property
@@ -81,8 +80,8 @@ class DataPlan:
     def __str__(self) -> str:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
-        if self.download_usd + self.once_usd >= 0.005:  # at least one cent after rounding
-            what += f", at most ${self.once_usd:.2f} once and ${self.download_usd:.2f} a machine"
+        if self.download_usd + self.upload_usd >= 0.005:  # at least one cent after rounding
+            what += f", at most ${self.upload_usd:.2f}, and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
 
@@ -154,24 +153,22 @@ class DataCarrier:
                 append(connection, "raw_downloads", [row])
         if not plan.move or data is None:
             return plan
-        if plan.once_usd:
+        if plan.upload_usd:
             charge = f"{plan.place}{now:%Y-%m}"
-            if plan.move == "fetch":  # each fetch costs, in every home
-                charge += f"{refresh_id}{now}"
             row = {
                 "lease_id": charge,
-                "provider": "ec2",  # AWS also bills data that local hosts read
+                "provider": "ec2",
                 "refresh_id": refresh_id,
                 "cluster": "data",
                 "market": "",
                 "started_at": now,
                 "ended_at": now,
-                "usd": plan.once_usd,
+                "usd": plan.upload_usd,
                 "outcome": f"{plan.move}ed",
             }
             with warehouse.transact() as connection:
                 append(connection, "raw_leases", [row])
-            Ec2Leases(self._settings.home).note_spent(charge, now, plan.once_usd)
+            Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:
             if isinstance(data.source, Path):
                 self._move(plan, data.source, self._uploaded(data))
@@ -183,7 +180,7 @@ class DataCarrier:
         except (BadData, ProviderError, OSError) as error:
             problem = f"its data could not be {plan.move}ed: {error}; refresh again"
             return DataPlan(name=plan.name, problem=problem)
-        return replace(plan, move="", once_usd=0.0)
+        return replace(plan, move="", upload_usd=0.0)
 
     def _read_plan(self, name: str, data: WorkloadData) -> DataPlan:
         """Return the transfer plan of one workload.
@@ -207,13 +204,13 @@ class DataCarrier:
                     files=files,
                     region=self.bucket_region,
                     move="upload",
-                    once_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
+                    upload_usd=0.0 if is_paid else upload_usd(sum(files.values()), len(files)),
                 )
         elif local:
             folder = data.fetched_below(home)
             if folder.is_dir():
                 return DataPlan(name=name, place=str(folder), files=files_below(folder))
-            files, region = self._listed(data.source)
+            files, _ = self._listed(data.source)
             size = sum(files.values())
             free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
             if size > free - _LEFT_FREE_BYTES:
@@ -223,8 +220,7 @@ class DataCarrier:
                     f" larger disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to"
                     " FOLDER"
                 )
-            usd = internet_usd(size, region)
-            return DataPlan(name=name, place=str(folder), files=files, move="fetch", once_usd=usd)
+            return DataPlan(name=name, place=str(folder), files=files, move="fetch")
         else:
             try:
                 files, region = self._listed(data.source)

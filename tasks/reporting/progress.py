@@ -108,14 +108,11 @@ def _run_loggers() -> dict[str, Any]:
         return {}
 
 
-def publish_summary(key: str, description: str, report: str, lines: Sequence[str]) -> None:
-    """Attach `lines`, and the address or path of the report page, to the Prefect flow run."""
+def publish_summary(key: str, description: str, lines: Sequence[str]) -> None:
+    """Attach `lines` to the Prefect flow run as Markdown paragraphs."""
     from prefect.artifacts import create_markdown_artifact
 
-    # A path is not a link: browsers do not open files from a page of a server.
-    report = report if "://" in report else f"`{report}`"
-    markdown = "\n\n".join([f"Report page: {report}", *lines])
-    create_markdown_artifact(markdown, key=key, description=description)
+    create_markdown_artifact("\n\n".join(lines), key=key, description=description)
 
 
 def publish_table(key: str, description: str, rows: Sequence[Row]) -> None:
@@ -126,11 +123,11 @@ def publish_table(key: str, description: str, rows: Sequence[Row]) -> None:
     create_table_artifact(table, key=key, description=description)
 
 
-def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row], report: str) -> None:
-    """Attach the table, its changes and the report page's place to the Prefect flow run."""
+def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
+    """Attach the table and its changes to the Prefect flow run."""
     publish_table("recommendations", "Recommended clusters", rows)
     lines = list(map(_change, changes)) or ["Nothing changed."]
-    publish_summary("what-changed", "Changes of the recommendations", report, lines)
+    publish_summary("what-changed", "Changes of the recommendations", lines)
 
 
 def announce(event: str, about: str, said: str, **more: Any) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from ..base import Lease, ProviderError
 from ..leases import LeaseFolder, write_durably
@@ -24,21 +24,9 @@ from .settings import Region
 
 _SWEPT = TypeAdapter(dict[Region, AwareDatetime], config=ConfigDict(strict=True))
 _Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_SPENT = TypeAdapter(dict[str, tuple[str, _Dollars]])
 STATED = "stated-"  # a statement in the cost file has this prefix and its time as its key
 T = TypeVar("T")
-
-
-def _spent_key(name: str) -> str:
-    """Return `name`, a key of the cost file.
-
-    Raises ValueError if it is the key of a statement, but has no time with a time zone.
-    """
-    if name.startswith(STATED) and not datetime.fromisoformat(name.removeprefix(STATED)).tzinfo:
-        raise ValueError(f"{name} has no time zone")
-    return name
-
-
-_SPENT = TypeAdapter(dict[Annotated[str, AfterValidator(_spent_key)], tuple[str, _Dollars]])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,15 +192,6 @@ def download_usd(
     return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
 
 
-def internet_usd(size: int, source: str) -> float:
-    """Return an upper bound in dollars on the cost to transfer `size` bytes out of AWS.
-
-    source: the bucket's region; "" if unknown.
-    """
-    rate = 0.09 if source in _USUALLY_PRICED.split() else WORST_INTERNET_USD_PER_GB
-    return rate * size / 1e9
-
-
 def upload_usd(size: int, files: int) -> float:
     """Return an upper bound in dollars on the cost to upload objects and store them for a month.
 
@@ -240,12 +231,13 @@ def most_usd_per_hour_beside(terms: Ec2, region: str = "", bucket_region: str = 
     bucket_region: the region of [ec2] `bucket`; "" if unknown.
     """
     size = MOST_BYTES_PER_HOUR
+    internet = 0.09 if bucket_region in _USUALLY_PRICED.split() else WORST_INTERNET_USD_PER_GB
     return (
         terms.volume_gib * WORST_GP3_USD_PER_GIB_MONTH / HOURS_A_MONTH
         + ADDRESS_USD_PER_HOUR
         + MOST_REQUESTS_USD_PER_HOUR
         + download_usd(size, 0, source=region, region=bucket_region, public=terms.public)
-        + internet_usd(size, bucket_region)
+        + internet * size / 1e9
     )
 
 

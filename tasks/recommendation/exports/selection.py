@@ -201,11 +201,7 @@ def select(
     matches = [one for one in goals if goal in (None, one, one.split(" ")[0])]
     if len(matches) != 1:
         choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
-        choose = f"choose one goal of {workload}: {choices}"
-        if goal and not matches:
-            command = f"`{refresh_command(rows[0]['provider'], '0')}`"
-            choose = f"{goal!r} is not published. Publish srift.toml with {command}, or {choose}"
-        raise SettingsError(choose)
+        raise SettingsError(f"choose one published goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:
         raise ExportRefused(

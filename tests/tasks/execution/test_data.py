@@ -68,12 +68,8 @@ def test_local_hosts_read_a_folder_where_it_lies(carrier, tmp_path):
 
 def test_an_address_is_fetched_once_for_local_hosts(carrier, s3):
     here = carrier(ADDRESS)
-    wanted = planned(here)
-    assert wanted.move == "fetch" and wanted.once_usd == pytest.approx(30 / 1e9 * 0.09)
-    assert "$0.09" in str(replace(wanted, once_usd=0.09))
+    assert planned(here).move == "fetch"
     plan = brought(here)
-    [row] = here._workspace.warehouse.select("raw_leases").to_dict("records")
-    assert (row["provider"], row["usd"]) == ("ec2", wanted.once_usd)
     folder = Path(plan.place)
     assert plan.problem == "" and folder.is_relative_to(here._workspace.home / "data")
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
@@ -83,8 +79,6 @@ def test_an_address_is_fetched_once_for_local_hosts(carrier, s3):
     (beside / "1.jpg").unlink()
     assert brought(here).problem == "" and not beside.exists()
     assert (folder / "1.jpg").read_bytes() == FILES["1.jpg"]
-    [both] = here._workspace.warehouse.select("spend")["usd"]
-    assert both == 2 * wanted.once_usd
 
 
 def test_an_object_that_changes_under_the_fetch_is_a_problem(carrier, s3):
@@ -106,7 +100,7 @@ def test_an_address_without_objects_is_a_problem(carrier, s3, address):
 
 def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, monkeypatch):
     here = carrier(provider="ec2")
-    usd = planned(here).once_usd
+    usd = planned(here).upload_usd
     assert usd == pytest.approx(7 * 0.007 / 1000 + 30 / 1e9 * 0.0405, rel=0.01)
     leases = Ec2Leases(here._workspace.home)
     leases.begin_spent({})
@@ -117,7 +111,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
     assert [spent for _, spent in leases.spent().values()] == [usd]  # paid before the transfer
     plan = brought(here)
     [row] = here._workspace.warehouse.select("lease_spend").to_dict("records")
-    assert row["usd"] == usd and plan.once_usd == planned(here).once_usd == 0.0  # this month
+    assert row["usd"] == usd and plan.upload_usd == planned(here).upload_usd == 0.0  # this month
     below = plan.place.removeprefix("s3://mailbox/")
 
     def stored():

@@ -255,8 +255,7 @@ def test_the_command_prints_or_writes_the_file_of_a_goal_or_of_the_only_goal(
     assert (tmp_path / "shares.py").read_text() == printed.stdout
     edited = stated.replace("'fastest'", "'cheapest_within_deadline', hours = 0.01")
     (tmp_path / "srift.toml").write_text(edited)
-    refused = CliRunner().invoke(app, words)
-    assert refused.exit_code == 2 and "`srift refresh`" in refused.stderr
+    assert CliRunner().invoke(app, words).exit_code == 2
 
 
 TRAINING = """
