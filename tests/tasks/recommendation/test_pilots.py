@@ -20,8 +20,10 @@ from tests.models.planning import NOTHING
 from tests.warehouse.builders import write
 from warehouse.append import note_workloads
 
+NONE = NOTHING.reindex(columns=["workload", "measured_at"])
 
-def case_of(here, champion, workload, sold=None, runs=NOTHING):
+
+def case_of(here, champion, workload, sold=None, runs=NONE):
     return Case.of(here, champion, workload, sold or here.provider.offers(NOON), runs)
 
 
