@@ -42,7 +42,7 @@ class Ec2Market:
     name = "ec2"
 
     def __init__(self, choices: Ec2, clients: Clients | None, clock: AwsClock | None) -> None:
-        self.choices, self._given, self.clock = choices, clients, clock or AwsClock()
+        self.choices, self._given, self.clock = choices, clients, clock or ec2_api.AwsClock()
         self._latest_offers: list[Offer] = []
 
     @cached_property
