@@ -71,10 +71,8 @@ def _refresh(workspace: Workspace, refresh_id: str, max_usd: float | None) -> di
     launches = launches.drop(columns=["provider", "refresh_id", "started_at", "ended_at"])
     publish_table("launches", "Launches of this refresh, by workload", rows_of(launches))
     bought = f"{measured['launches']} launches, ${measured['usd']:.4f}; {rows} published rows"
-    report = show_report(workspace.home, provider, workspace.report_page)
-    publish_summary(
-        "refresh", "Summary of this refresh", [f"Report page: {report}", bought, promotion]
-    )
+    report = f"Report page: {show_report(workspace.home, provider, workspace.report_page)}"
+    publish_summary("refresh", "Summary of this refresh", [report, bought, promotion])
     return {
         "refresh_id": refresh_id,
         "measured": measured,

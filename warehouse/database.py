@@ -343,10 +343,10 @@ def schema_digest(connection: Connection) -> str | None:
     Returns None if the database is empty.
     """
     try:
-        [(digest,)] = connection.execute("select digest from srift_schema").fetchall()
+        row = connection.execute("select digest from srift_schema").fetchone()
     except duckdb.CatalogException:
         return None
-    return str(digest)
+    return str(row[0]) if row else None
 
 
 def create_views(connection: Connection, only: frozenset[str] | None = None) -> None:

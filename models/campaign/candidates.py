@@ -137,17 +137,23 @@ class PlannedRun:
 
 
 def features_of(key: Key) -> list[int]:
-    """Return the hashes of the four features of a run. They are looked up a million times."""
+    """Return a hash of each of the four features that `run_value.py` defines.
+
+    Hashes are faster dictionary keys than the features, which are nested tuples.
+    """
     workload, mode, machines, steps = key
     cluster = tuple(name for name, _, _ in machines)
     batch = steps * sum(count * share for _, count, share in machines)
     # There are few clusters of equal machines, so they are counted separately from mixed clusters.
     mixture = len(cluster), len(set(cluster))
     return [
-        hash(("cluster", cluster)),
-        hash(("workload and cluster", workload, mode, cluster)),
-        hash(("workload and mixture", workload, mode, mixture)),
-        hash(("workload and batch", workload, mode, batch, steps)),
+        hash(feature)
+        for feature in (
+            ("cluster", cluster),
+            ("workload and cluster", workload, mode, cluster),
+            ("workload and mixture", workload, mode, mixture),
+            ("workload and batch", workload, mode, batch, steps),
+        )
     ]
 
 

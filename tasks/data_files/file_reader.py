@@ -52,7 +52,11 @@ class ImportRefused(Exception):
 
 
 # pydantic converts a whole float to an integer, but not a text such as `1.09e8`.
-Whole = Annotated[int, BeforeValidator(float), Field(ge=1, lt=2**63)]
+Whole = Annotated[
+    int,
+    BeforeValidator(lambda value: float(value) if isinstance(value, str) else value),
+    Field(ge=1, lt=2**63),
+]
 
 
 class Facts(BaseModel):

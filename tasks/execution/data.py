@@ -81,7 +81,7 @@ class DataPlan:
         size = "unknown size" if self.size is None else said_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
         if self.download_usd + self.upload_usd >= 0.005:  # at least one cent after rounding
-            what += f", at most ${self.upload_usd:.2f}, and ${self.download_usd:.2f} a machine"
+            what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
         return f"data of {self.name}: {self.problem or what}"
 
 
@@ -132,10 +132,10 @@ class DataCarrier:
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
 
-        If the transfer fails, the returned plan has a `problem`. The cost of the transfer and the
-        size of downloads are stored in the warehouse before the transfer.
+        If the transfer fails, the returned plan has a `problem`. The cost of an upload and the size
+        of downloads are stored in the warehouse before the transfer.
 
-        refresh_id: the refresh to which the cost of the transfer is charged.
+        refresh_id: the refresh to which the cost of the upload is charged.
         """
         data, now = self._settings.data(plan.name), datetime.now(UTC)
         warehouse = self._workspace.warehouse
@@ -164,7 +164,7 @@ class DataCarrier:
                 "started_at": now,
                 "ended_at": now,
                 "usd": plan.upload_usd,
-                "outcome": f"{plan.move}ed",
+                "outcome": "uploaded",
             }
             with warehouse.transact() as connection:
                 append(connection, "raw_leases", [row])

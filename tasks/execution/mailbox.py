@@ -74,11 +74,10 @@ class Mailbox:
         A state is, for example, {"state": "failed", "reason": "the disk is full"}.
         """
         states = self._read(node, DATA_FILE).items()
-        ended = (READY, FAILED)
         return {
             name
             for name, state in states
-            if isinstance(state, dict) and state.get("state") in ended
+            if isinstance(state, dict) and state.get("state") in (READY, FAILED)
         }
 
     def go(self, attempt: int, order: Sequence[int], why: str) -> None:

@@ -29,7 +29,7 @@ FETCHING, READY, FAILED = "fetching", "ready", "failed"
 
 
 class Download(NamedTuple):
-    """An S3 address, and the numbers of bytes and files that one machine may download from it."""
+    """An S3 address, and the maximum bytes and files that a machine downloads from the address."""
 
     address: str
     most_bytes: int

@@ -76,7 +76,7 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
 
 
 def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
-    """Group the recommendations by the columns GOAL_COLUMNS.
+    """Return the recommendations in groups. All recommendations of a group have the same goal.
 
     A group is a list with a dictionary for each recommendation:
 

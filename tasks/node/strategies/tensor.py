@@ -80,8 +80,8 @@ _BLOCKS = {
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    block: the module of Hugging Face whose input is the input of all layers but the last. None if
-        each layer takes the output of the layer before.
+    block: the Hugging Face module that contains the layers. All layers but the last take the input
+        of this module. None if each layer takes the output of the previous layer.
     """
 
     layers: list[nn.Module]
@@ -194,10 +194,13 @@ class Blocks:
             self.shapes = shapes
 
     def enter(self, block: Any, given: Any, named: Any) -> Any:
-        """Return the inputs of `block` for all samples of the row (a forward pre-hook).
+        """Replace the inputs of `block` by the inputs of all ranks in the row (a forward pre-hook).
 
         The first input is the hidden states. Other inputs, such as masks and position embeddings,
-        are gathered if they have the same batch dimension.
+        are gathered if they have the same batch dimension. If only some ranks have a mask, the
+        other ranks add a mask that hides nothing but, in causal attention, later tokens.
+
+        given, named: the positional and keyword arguments of the call. Returns both, replaced.
         """
         x, grid = (*given, *named.values())[0], self.grid
         bound = signature(block.forward).bind(*given, **named)
@@ -443,10 +446,14 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
         )
 
     def has_divisible_heads(module: nn.Module, block: Any, keys: Any) -> bool:
-        """Return True if a row can divide the heads of a block in `module`, or if it has no heads.
+        """Return True if the ranks of a grid row can share the heads of `block` equally.
 
-        Groups of heads may share a key. `keys` is the layer of the keys. In GPT-2, it is the last
-        layer, which has as many outputs as there are features of keys.
+        Returns True for a feed-forward block, which has no heads, and False for attention that
+        cannot be divided for another reason, such as cross-attention.
+
+        module: `block`, or the module that contains `block`.
+        keys: a layer with as many outputs as the attention keys of all heads have features. Several
+            query heads may share the keys of one head.
         """
         size = getattr(block, "head_dim", getattr(block, "attention_head_size", None))
         return size is None or (
