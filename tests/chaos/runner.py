@@ -27,7 +27,7 @@ from warehouse.database import Warehouse
 _STEPS = (
     (mailbox, "write_json", "disk:mailbox"),
     (job, "write_json", "disk:mailbox"),
-    (mailbox_s3, "_appear", "disk:appear"),
+    (mailbox_s3, "write_durably", "disk:appear"),
     (LeaseFolder, "write", "disk:lease"),
     (LeaseFolder, "forget", "disk:forget"),
 )
