@@ -42,12 +42,10 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     for slow in find_slow_runs(workspace, champion, refresh_id, now):
         reporter().say(slow)
     counted = sum(measured_workloads(workspace.warehouse, provider).values())
-    if counted > len(frames["runs"]):
-        reporter().say(
-            f"the model learns from {len(frames['runs']):,} of {counted:,} runs: {LEARNED}"
-        )
-    many = len(frames["runs"]) > _MANY_RUNS
-    each = each_by_task(workspace.settings.shared.dask, processes=many)
+    learned = len(frames["runs"])
+    if counted > learned:
+        reporter().say(f"the model learns from {learned:,} of {counted:,} runs: {LEARNED}")
+    each = each_by_task(workspace.settings.shared.dask, processes=learned > _MANY_RUNS)
     challenger = fit_challenger(frames, champion, each)
     if challenger is None:
         return "no challenger was fitted: there are no measurements"

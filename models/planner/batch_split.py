@@ -166,8 +166,7 @@ class BatchSplits:
         cluster: (splits,) positions among the enumerated clusters.
         kind: (splits, types) positions in `types`, or -1 for padding.
         count: (splits, types) numbers of machines of each type.
-        samples: (splits, types) samples per device in a micro-step, summed over the machines of the
-            type (see `split_groups`).
+        samples: (splits, types) the result of `split_groups` for a micro-step.
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
         obstacle: (clusters,) the reason why a cluster has no split, as a position in OBSTACLES; -1

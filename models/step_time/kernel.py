@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy
 
 from ..domain.numeric import BoolArray, FloatArray
 from .formula import NAMES, PARAMETERS
@@ -34,8 +33,8 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
     """Return the prior standard deviations at one level, as a (linear terms,) array.
 
-    A linear term is a parameter of the formula (formula.py) or an effect on the log seconds of one
-    device (one_device.py). Terms that are not in `names` get 0.
+    A linear term is a parameter of the formula (formula.py) or an effect on log T1 (one_device.py).
+    Terms that are not in `names` get 0.
 
     level: a field of `Parameter`, such as "kind" (kind of device).
     """
@@ -77,8 +76,8 @@ _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shap
 # Length scales of the features of the residual (rows.py): octaves of the batch, of machines and of
 # devices per machine; unevenness; octaves of speed.
 BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
-# Maximum number of inputs for which the factor of a covariance matrix is stored (18 MB). Computing
-# the factor for 777 inputs takes 0.2 s, a tenth of an answer.
+# Maximum number of inputs for which `whitening` is stored (18 MB). For 777 inputs, computing it
+# takes 0.2 s.
 _MOST_STORED = 1500
 _FREEDOM = 2.0  # degrees of freedom of Student's t, the noise of rows with outliers
 
@@ -217,22 +216,23 @@ class GaussianProcess:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
-    def factor(self) -> FloatArray:
-        """Return the Cholesky factor of K, the covariance of the measurements including noise."""
+    def whitening(self) -> FloatArray:
+        """Return the inverse W of the Cholesky factor of K, so that W' W = K^-1.
+
+        K is the covariance of the measurements, including noise.
+        """
         known = self.covariance(self.inputs) + np.diag(self.noise)
-        return scipy.linalg.cholesky(known, lower=True)
+        return np.linalg.inv(np.linalg.cholesky(known))
 
     @cached_property
     def weights(self) -> FloatArray:
-        """Return K^-1 y, where K is the covariance of the measurements and y are their values."""
-        return scipy.linalg.cho_solve((self.factor, True), self.values)
+        """Return K^-1 y, where y are the values of the measurements."""
+        return self.whitening.T @ (self.whitening @ self.values)
 
     @cached_property
     def inverse(self) -> FloatArray:
-        """Return K^-1, where K is the covariance of the measurements including noise."""
-        lower, _ = scipy.linalg.lapack.dpotri(self.factor, lower=True)
-        found: FloatArray = np.tril(lower) + np.tril(lower, -1).T
-        return found
+        """Return K^-1."""
+        return self.whitening.T @ self.whitening
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
         """Return the posterior means and variances at the rows of `X`.
@@ -240,7 +240,7 @@ class GaussianProcess:
         If `joint` is True, the second result is the covariance matrix instead of the variances.
         """
         cross = self.covariance(X, self.inputs)
-        white = scipy.linalg.solve_triangular(self.factor, cross.T, lower=True)
+        white = self.whitening @ cross.T
         if joint:
             return cross @ self.weights, self.covariance(X) - white.T @ white
         chunks = np.array_split(X, max(len(X) // 100, 1))
@@ -256,13 +256,12 @@ class StepProcess(GaussianProcess):
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         if len(self.inputs) <= _MOST_STORED:
-            state["factor"] = self.factor
+            state["whitening"] = self.whitening
         return state
 
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: posterior mean minus prior mean of each term.
 
-        A linear term is a parameter of the formula, or an effect on the log seconds of one device.
         The deviation of a row is the sum of the deviations of its groups, such as its kind of
         device and its workload.
         """

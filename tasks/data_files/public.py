@@ -38,16 +38,15 @@ def packaged_names() -> frozenset[str]:
 def with_public_workloads(workspace: Workspace) -> Workspace:
     """Return a copy of the workspace, with the public workloads added.
 
-    A public workload has step times on EC2 that ship with Srift. It is added only to a workspace of
-    EC2, and only if these step times are imported and in use. A workload of srift.toml is never
-    replaced.
+    A public workload has step times on EC2 that ship with Srift. It is added to a workspace of EC2
+    if these step times are imported and in use. A workload of srift.toml is never replaced.
     """
+    if workspace.provider.name != PROVIDER:
+        return workspace
     counting = set(workspace.mart("public_rows")["workload"])
-    settings = workspace.settings
     more = {name: one for name, one in public_workloads().items() if name in counting}
-    return replace(
-        workspace, settings=settings.model_copy(update={"workloads": more | settings.workloads})
-    )
+    update = {"workloads": more | workspace.settings.workloads}
+    return replace(workspace, settings=workspace.settings.model_copy(update=update))
 
 
 def only_public(workspace: Workspace, workload: str) -> bool:

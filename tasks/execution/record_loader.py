@@ -257,8 +257,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return rows for refused requests, and for a run that `srift reap` interrupted.
 
-    There is a row for each request that the provider refused. If `srift reap` ended the launch,
-    there is also a row for the first planned run without a record.
+    If `srift reap` ended the launch, it interrupted the first planned run without a record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())

@@ -113,13 +113,13 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         found, named = case.plan(top=top), None
         first, *others = found.rows[:top]
         if pilots:
-            filters = [pair for pair in question.filters if pair[0] != "market"]
-            named = pilots_for(case, found, buyable=matching(offers, filters), count=pilots)
+            buyable = matching(offers, [pair for pair in question.filters if pair[0] != "market"])
+            named = pilots_for(case, found, buyable=buyable, count=pilots)
             for run in named["runs"]:
                 del run["planned"]
             first = measure_first(first, named)
-    more = {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
-    return [first | more, *others]
+    first |= {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
+    return [first, *others]
 
 
 def _by_gpu(case: Case) -> list[Row]:

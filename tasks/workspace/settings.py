@@ -217,7 +217,7 @@ class WorkloadSettings(_Section):
         if self.sequence and self.transformer is None:
             raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
-            raise ValueError("rename arguments.data: the argument `data` is the folder of the data")
+            raise ValueError("rename arguments.data: Srift passes the data folder as `data`")
         scaled = {STRATEGIES[0], *SERVED}  # other strategies cannot combine fp16's scaled gradients
         if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
             raise ValueError(
