@@ -180,7 +180,7 @@ def scores(rows: pd.DataFrame) -> dict[str, float | int]:
     `rows` has the columns measured_s, step_s, step_low_s and step_high_s.
     """
     measured, step, low, high = (rows[name].to_numpy(float) for name in ("measured_s", *STEP))
-    error = np.abs(step / measured - 1)
+    error = abs(step / measured - 1)
     return {
         "rows": len(rows),
         "mean_error": error.mean(),

@@ -57,13 +57,13 @@ def compositions(
     for ladders in LADDERS:
         counts = [
             [each for each in product(ladder, repeat=number) if sum(each) <= max_hosts]
-            for number, ladder in enumerate((sizes, *ladders), start=1)
+            for number, ladder in enumerate((sizes, *ladders), 1)
         ]
         total = sum(math.comb(types, number) * len(each) for number, each in enumerate(counts, 1))
         if total <= most_mixed:
             break
     blocks = []
-    for number, each in enumerate(counts, start=1):
+    for number, each in enumerate(counts, 1):
         chosen, machines = (
             np.array(list(rows), np.int64).reshape(-1, number)
             for rows in (combinations(range(types), number), each)

@@ -133,7 +133,7 @@ def _rank(workload: Workload, goal: Goal, costs: JobCosts, top: int, clusters: s
     seen = set(devices[ranked])
     ranked += [at for at in compared if devices[at] not in seen and "+" not in devices[at]]
     rows = []
-    for rank, at in enumerate(ranked, start=1):
+    for rank, at in enumerate(ranked, 1):
         row = _row(workload, goal, costs, at) | {"setup": costs.setups[at], "rank": rank}
         row["status"] = "misses_constraint" if missing[at] else "alternative"
         row["p_meets_constraint"] = float(meeting.chance[at]) if goal.constraint else None

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy
 
-from ..domain.numeric import BoolArray, FloatArray
+from ..domain.numeric import BoolArray, FloatArray, IntArray
 from .formula import NAMES, PARAMETERS
 from .one_device import EFFECTS
 
@@ -140,7 +141,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
         if X[:, used].any():
             yield name, same[group] * ((X[:, used] * spread[used] ** 2) @ other[:, used].T)
     apart = left["octave"][:, None] - right["octave"]
-    near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), np.abs(apart) < 1e-6
+    near, equal = np.exp(-0.5 * (apart / _OCTAVES) ** 2), abs(apart) < 1e-6
     both = outer("transformer")
     # Of two rows with the same workload or cell, both are transformers or neither is.
     for prefix, alone in (("", outer("alone") - both), ("transformer ", both)):
@@ -222,17 +223,18 @@ class GaussianProcess:
         K is the covariance of the measurements, including noise.
         """
         known = self.covariance(self.inputs) + np.diag(self.noise)
-        return np.linalg.inv(np.linalg.cholesky(known))
+        identity = np.eye(len(known))
+        return scipy.linalg.solve_triangular(np.linalg.cholesky(known), identity, lower=True)
 
     @cached_property
     def weights(self) -> FloatArray:
         """Return K^-1 y, where y are the values of the measurements."""
         return self.whitening.T @ (self.whitening @ self.values)
 
-    @cached_property
-    def inverse(self) -> FloatArray:
-        """Return K^-1."""
-        return self.whitening.T @ self.whitening
+    def inverse(self, at: IntArray) -> FloatArray:
+        """Return the rows and columns `at` of K^-1."""
+        columns = self.whitening[:, at]
+        return columns.T @ columns
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
         """Return the posterior means and variances at the rows of `X`.
@@ -332,5 +334,5 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float) -> Flo
     factor: the factors that the current fit used; 1 at first.
     """
     # squared errors of predictions from all other rows, relative to their variances
-    square = factor * process.weights**2 / np.diag(process.inverse)
+    square: FloatArray = factor * process.weights**2 / (process.whitening**2).sum(axis=0)
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

@@ -127,7 +127,7 @@ def _sheet(device: str, memory_gib: float) -> tuple[str, float, float]:
     if not len(sheets):
         return device, math.nan, _INSIDE_GBPS
     memory = sheets["memory_gb"]
-    distance = np.abs(np.log(memory / (memory_gib or memory.iloc[0])))
+    distance = abs(np.log(memory / (memory_gib or memory.iloc[0])))
     nearest = sheets.iloc[int(np.argmin(distance))]
     return str(nearest.name), float(nearest["fp32_tflops"]), float(nearest["link_gbps"])
 

@@ -67,11 +67,11 @@ def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
     uneven = []
     for values, mean in ((setups.batch, batch), (setups.layout, ranks / instances)):
         ratio = np.where(setups.present, values / mean[:, None], 1.0)
-        uneven.append((setups.count * np.abs(np.log2(ratio))).sum(axis=1) / instances)
+        uneven.append((setups.count * abs(np.log2(ratio))).sum(axis=1) / instances)
     devices = setups.count * setups.layout
     part = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
     kinds = np.zeros((len(batch), 1 + len(types)))
     for at, name in enumerate(setups.names):
-        share = np.where(setups.kind == at, part, 0.0).sum(axis=1)
+        share = (part * (setups.kind == at)).sum(axis=1)
         kinds[:, types.index(name) + 1 if name in types else 0] += np.log2(1 + share)
     return np.column_stack([*numbers, *uneven, kinds])

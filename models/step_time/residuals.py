@@ -127,8 +127,8 @@ def _left_out_factor(process: GaussianProcess) -> float:
     away = np.zeros(len(features))
     for group in range(cluster.max() + 1):
         at = np.flatnonzero(cluster == group)
-        left = np.linalg.inv(process.inverse[np.ix_(at, at)])
-        away[at] = np.abs(left @ process.weights[at]) / np.sqrt(np.diag(left))
+        left = np.linalg.inv(process.inverse(at))
+        away[at] = abs(left @ process.weights[at]) / np.sqrt(np.diag(left))
     return float(np.clip(np.quantile(away, 0.9) / Z_90, 0.8, 4.0))
 
 
@@ -157,7 +157,7 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
             continue
         at = np.flatnonzero(several & (rows.cell == cell))
         freedom, weights = freedoms[kind], process.weights[at]
-        square = float(weights @ np.linalg.solve(process.inverse[np.ix_(at, at)], weights))
+        square = float(weights @ np.linalg.solve(process.inverse(at), weights))
         scale = math.sqrt(max((freedom + square) / (freedom + len(at)), 1.0))
         found[cell] = scale * _width_of_t(freedom + len(at))
     return found

@@ -138,7 +138,7 @@ def _by_gpu(case: Case) -> list[Row]:
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
     aim = case.workload.goals[0].objective
     rows.sort(key=lambda row: (not row["cluster"], row_misses(row), row[aim]))
-    return [row | {"rank": place} for place, row in enumerate(rows, start=1)]
+    return [row | {"rank": place} for place, row in enumerate(rows, 1)]
 
 
 def _fitted_on_public(workspace: Workspace) -> Champion | None:
