@@ -101,7 +101,7 @@ class Mode(NamedTuple):
     def sends_otherwise(self) -> bool:
         """True for compressed gradients, Adasum, tensor parallelism and parameter servers.
 
-        The step time and the convergence of such a mode are compared with DDP.
+        Srift compares the step time and the convergence of such modes with DDP.
         """
         return self.must_be_faster or self.combined
 

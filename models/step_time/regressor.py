@@ -7,10 +7,11 @@
     T1      the seconds of one device for a forward and a backward pass
     r       the residual: similar setups of a cell have similar residuals
 
-A cell is a workload in one mode on one kind of device. Each parameter in theta is a prior mean plus
-a sum of deviations. log T1 is such a sum plus smooth curves in the batch. A deviation belongs to
-all rows, or to the rows of one group. A group is a kind of device, a neural network, a strategy, a
-communication library, a workload in one mode, or a cell.
+A cell is a workload in one mode on one kind of device. Rows belong to groups. A group is a kind of
+device, a neural network, a strategy, a communication library, a workload in one mode, or a cell.
+
+Each parameter in theta is a prior mean, plus a deviation of all rows, plus a deviation of each
+group of the row. log T1 is the same kind of sum, plus smooth curves in the batch.
 
 All deviations are normal. If the formula is linearised in theta and log T1, log step seconds are
 therefore a Gaussian process with the covariance of `kernel.terms`. Each iteration of the fit

@@ -99,8 +99,8 @@ class Rows(Line):
 
     Attributes:
         points: the batches whose seconds on one device are needed.
-        point: (rows, members) position in `points` of the member's batch; -1 for padding and for
-            all-reduces without training.
+        point: (rows, members) position in `points` of the member's batch; -1 for padding, and for
+            rows that measure an all-reduce without training.
         middle: (rows, members) position in `points` of the middle batch on the member's device.
         optimizer: (rows, members) seconds of the optimizer divided by the one-device seconds at the
             middle batch.

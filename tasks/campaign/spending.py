@@ -264,11 +264,10 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     }
     if lost := [name for name in sorted(wrote - known) if not name.startswith(reserved)]:
         raise ProviderError(
-            f"nothing was bought: machines of {len(lost)} launches, such as {lost[0]}, wrote to"
-            f" {bucket} this month, but their cost is missing in the warehouse and in"
-            f" {leases.spent_file}. When these machines have ended, look up the month's cost in"
-            " AWS's bill, and run"
-            " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+            "nothing was bought, because this month's spending is not known: machines of"
+            f" {len(lost)} launches, such as {lost[0]}, wrote to {bucket}, but their cost is not in"
+            f" the warehouse or {leases.spent_file}. When they have ended, look up the cost in"
+            " AWS's bill, and run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
         )
 
 

@@ -8,6 +8,8 @@ from .job import POLL_S, Clock
 from .mailbox import Mailbox
 from .outcomes import AttemptEnd
 
+_SILENCE_S = 30.0  # a heartbeat may be seconds late on a host with 0.2 CPU cores, but not 30 s
+
 
 class Machines:
     """The states of a launch's machines: starting, able to measure, or lost.
@@ -102,7 +104,8 @@ class Machines:
                 interrupted=state.interrupted,
                 nodes=tuple(dead),
             )
-        silent = self.mailbox.silent(self.running.now_unix()) & {*self.here, *self.fetching}
+        silent = self.mailbox.silent(self.running.now_unix() - _SILENCE_S)
+        silent &= {*self.here, *self.fetching}
         return nodes_lost(silent, "fell silent") if silent else None
 
     def drop(self, lost: frozenset[int]) -> None:

@@ -18,8 +18,6 @@ from ..providers.base import Lease, read_object
 from ..workspace.sources import Source
 from .outcomes import Row
 
-SILENT_AFTER_S = 30.0  # a heartbeat may be seconds late on a host with 0.2 CPU cores, but not 30 s
-
 
 class WorkloadChanged(Exception):
     """The code of a workload changed after the launch was planned."""
@@ -131,18 +129,17 @@ class Mailbox:
         found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
         return [{**body, "node": node} for node, body in found if body]
 
-    def silent(self, now_unix: float) -> set[int]:
-        """Return the nodes whose last heartbeat is more than SILENT_AFTER_S seconds old.
+    def silent(self, since_unix: float) -> set[int]:
+        """Return the nodes whose last heartbeat was sent before `since_unix`.
 
         Nodes that never sent a heartbeat are left out.
 
-        now_unix: the current Unix time, by the clock of the computer or S3 service that stores the
-            mailbox.
+        since_unix: a Unix time, by the clock of the computer or S3 service that stores the mailbox.
         """
         return {
             int(file.parent.name.removeprefix("node-"))
             for file in self.path.glob("node-*/heartbeat.json")
-            if now_unix - file.stat().st_mtime > SILENT_AFTER_S
+            if file.stat().st_mtime < since_unix
         }
 
     def under_way(self, attempt: int) -> set[str]:

@@ -257,7 +257,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return rows for refused requests, and for a run that `srift reap` interrupted.
 
-    If `srift reap` ended the launch, it interrupted the first planned run without a record.
+    `srift reap` interrupts one run of a launch: the first planned run that has no record.
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())

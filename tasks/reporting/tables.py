@@ -82,7 +82,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text, without columns that are empty in every row.
 
     columns: a line `heading: format` for each column, such as `risk: {risk:.0%}`. `_Cell` fills the
-        format with the values of a row. A format with a colon makes the column right-aligned.
+        format with the values of a row. A colon in the format makes the column right-aligned.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     known = [defaultdict(lambda: None, row) for row in rows]

@@ -6,7 +6,6 @@ without spending, and times the commands. Then makes up a year of nightly public
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,9 @@ _FIRST_DAY = pd.Timestamp("2020-01-01")
 
 
 def srift(home: Path, *words: str, tree: Path = ROOT) -> None:
-    """Run `srift` of the checkout `tree` in a new process. Raises CalledProcessError."""
-    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    """Run `srift` of the checkout `tree` and its .venv. Raises CalledProcessError."""
+    python = f"{tree}/.venv/bin/python"
+    command = [python, "-c", "from flows.cli import main; main()", *words]
     environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(tree)}
     subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
 

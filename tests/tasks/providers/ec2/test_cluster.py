@@ -72,7 +72,7 @@ def test_a_store_that_fails_makes_nobody_silent(home, running, aws, action):
             for name in (FIRST, SECOND):
                 home.upload(name, "heartbeat.json", {"phase": "measuring"})
         running.mirror.sync()
-        return box.silent(running.now_unix())
+        return box.silent(running.now_unix() - 30.0)
 
     assert round_after(0.0) == set()
     aws.fails(action, SILENT, times=999)
