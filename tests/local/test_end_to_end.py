@@ -17,7 +17,7 @@ GOALS = {"cheapest_within_deadline", "fastest_within_budget", "cheapest", "faste
 PROJECT = """
 [campaign]
 max_usd = 0.003
-max_minutes = 2
+max_minutes = 1
 max_hosts = 2
 seed = 7
 market = "on-demand"
