@@ -15,6 +15,7 @@ mean over all machines of |log2(value / mean value)|.
 """
 
 import numpy as np
+from scipy.spatial import KDTree
 
 from ..domain.numeric import FloatArray
 from .setup_arrays import SetupArrays
@@ -37,12 +38,9 @@ def doublings(measured: SetupArrays, setups: SetupArrays) -> FloatArray:
     known_places = _places(measured, types)
     for workload, mode, rows in setups.groups():
         if (workload, mode) in known:
-            near = np.unique(known_places[known[workload, mode]], axis=0)
-            distance = np.zeros((len(rows), len(near)))
-            for left, right in zip(places[rows].T, near.T, strict=True):
-                distance += abs(left[:, None] - right)
-            least = distance.min(axis=1)
-            found[rows] = np.maximum(least, _LEAST) * (least > _ROUNDING)
+            tree = KDTree(known_places[known[workload, mode]])
+            distance = tree.query(places[rows], p=1)[0]
+            found[rows] = np.where(distance > _ROUNDING, np.maximum(distance, _LEAST), 0.0)
     return found
 
 

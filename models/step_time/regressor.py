@@ -10,8 +10,8 @@
 A cell is a workload in one mode on one kind of device. Rows belong to groups. A group is a kind of
 device, a neural network, a strategy, a communication library, a workload in one mode, or a cell.
 
-Each parameter in theta is a prior mean, plus a deviation of all rows, plus a deviation of each
-group of the row. log T1 is the same kind of sum, plus smooth curves in the batch.
+Each parameter in theta is a prior mean, plus a deviation of all rows, plus deviations of some of
+the row's groups (`kernel._TERMS`). log T1 is such a sum, too, plus smooth curves in the batch.
 
 All deviations are normal. If the formula is linearised in theta and log T1, log step seconds are
 therefore a Gaussian process with the covariance of `kernel.terms`. Each iteration of the fit

@@ -266,8 +266,9 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
         raise ProviderError(
             "nothing was bought, because this month's spending is not known: machines of"
             f" {len(lost)} launches, such as {lost[0]}, wrote to {bucket}, but their cost is not in"
-            f" the warehouse or {leases.spent_file}. When they have ended, look up the cost in"
-            " AWS's bill, and run `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
+            f" the warehouse or {leases.spent_file}. When they have ended, look up this"
+            " month's total cost in AWS's bill, and run"
+            " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
         )
 
 

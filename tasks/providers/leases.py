@@ -210,8 +210,10 @@ class LeaseFolder(Generic[L]):
         return "it has no records"
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes, modified_unix: float | None = None) -> None:
     """Write `content` to `path` atomically, and wait until it is on disk.
+
+    modified_unix: the file's modification time; None means now.
 
     Raises OSError on failure.
     """
@@ -221,6 +223,8 @@ def write_durably(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # without fsync, a power loss may leave a renamed file empty
+        if modified_unix is not None:
+            os.utime(beside, (modified_unix,) * 2)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

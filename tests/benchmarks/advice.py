@@ -136,7 +136,7 @@ def judge(
 ) -> pd.DataFrame:
     """A row a question and role: measured hours and dollars, meets, regret of choices that meet."""
     rows = []
-    for number, question in enumerate(asked, start=1):
+    for number, question in enumerate(asked, 1):
         goal, own = question.goal, []
         for role, setup in question.answers.items():
             hours, usd = _true_cost(question.workload, setup, step_s[setup], conditions)

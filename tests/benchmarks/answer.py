@@ -32,6 +32,7 @@ _FIRST_DAY = pd.Timestamp("2020-01-01")
 
 def srift(home: Path, *words: str, tree: Path = ROOT) -> None:
     """Run `srift` of the checkout `tree` and its .venv. Raises CalledProcessError."""
+    tree = tree.resolve()
     python = f"{tree}/.venv/bin/python"
     command = [python, "-c", "from flows.cli import main; main()", *words]
     environment = {**os.environ, "SRIFT_HOME": str(home), "PYTHONPATH": str(tree)}

@@ -42,7 +42,7 @@ def noise_floor(runs: pd.DataFrame) -> pd.Series[float]:
     for _, equal in runs.assign(order=order).groupby(setup):
         logs = np.log(equal["step_s"].to_numpy(float))
         first, second = np.triu_indices(len(logs), 1)
-        gaps += list(np.abs(logs[first] - logs[second]) / np.sqrt(2))
+        gaps += list(abs(logs[first] - logs[second]) / np.sqrt(2))
     return pd.Series({"mean": np.mean(gaps), "median": np.median(gaps)})
 
 

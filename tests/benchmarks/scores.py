@@ -83,7 +83,7 @@ def figures(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """
     measured = rows["measured_s"].to_numpy(float)
     errors = rows.assign(
-        error=100 * np.abs(rows["ours"] / measured - 1),
+        error=100 * abs(rows["ours"] / measured - 1),
         inside=100.0 * ((rows["low_s"] <= measured) & (measured <= rows["high_s"])),
         width=100 * (rows["high_s"] - rows["low_s"]) / rows["ours"],
     )

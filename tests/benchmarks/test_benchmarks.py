@@ -103,9 +103,9 @@ def contest(
             "batch_per_device": str(batch // n),
             "step_s": step_s,
         }
-        for n, step_s in enumerate(measured, start=1)
+        for n, step_s in enumerate(measured, 1)
     )
-    prices = {f"m{n}": price / n for n, price in enumerate(usd, start=1)}
+    prices = {f"m{n}": price / n for n, price in enumerate(usd, 1)}
     found = measured_setups(rows, {}, prices)
     step_s = np.array(measured if predicted is None else predicted)
     draws = np.exp(sd * np.random.default_rng(0).standard_normal((1, 200)))

@@ -24,8 +24,8 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
         consoles = [world.console(one) for launch in world.account.launches for one in launch.ids]
     assert {name.split()[1] for name in proof.clusters} == {"spot", "on-demand"}
     assert {"ec2:CreateFleet", "s3:PutObject"} <= set(world.front.actions)
-    # a metadata service on a busy computer may answer too late
-    assert not [text for text in consoles if "srift:" in text and "timed out" not in text]
+    faults = [line for text in consoles for line in text.splitlines() if "srift:" in line]
+    assert all("timed out" in line for line in faults)  # this computer may be busy
 
 
 READS = """

@@ -332,7 +332,7 @@ def steps_are_adasum(group, name):
         if mine.requires_grad:
             expected = adasum([each.grad.flatten().numpy() for each in theirs])
             change = ((begun - mine) / 0.1).detach().flatten().numpy()
-            assert np.abs(change - expected).max() < 1e-10
+            assert abs(change - expected).max() < 1e-10
 
 
 def adasum(vectors):
@@ -377,7 +377,7 @@ def combines_by_adasum(group, world):
     given = [vector(rank).double().split(list(SIZES)) for rank in range(world)]
     for own, *theirs in zip(values.double().split(list(SIZES)), *given, strict=True):
         expected = adasum([each.numpy() for each in theirs])
-        assert np.abs(own.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+        assert abs(own.numpy() - expected).max() <= 1e-6 * abs(expected).max()
 
 
 def gradient(rank, turn):
@@ -399,7 +399,7 @@ def sends_the_largest_entries_and_keeps_the_rest(group, machines):
             summed = sum(gradient(rank, turn).double().numpy() for rank in ranks)
             left += np.pad(summed, (0, share * devices - VALUES)).reshape(devices, share)
             for place in range(devices):
-                picked = np.argsort(-np.abs(left[place]))[: ceil(DENSITY * share)]
+                picked = np.argsort(-abs(left[place]))[: ceil(DENSITY * share)]
                 total[place, picked] += left[place, picked]
                 left[place, picked] = 0
         np.testing.assert_allclose(sums[0].numpy(), total.reshape(-1)[:VALUES], atol=1e-5)

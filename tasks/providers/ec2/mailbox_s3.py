@@ -13,7 +13,6 @@ stops, so that no machine is considered lost.
 
 import hashlib
 import json
-import os
 import re
 import threading
 from collections import Counter
@@ -147,8 +146,7 @@ class Mirror:
             content, written = self.store.get(stored["Key"], MOST_BYTES), stored["LastModified"]
             path = _free_path(path, stored["Key"], content)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, content)
-            os.utime(path, (written.timestamp(),) * 2)
+            write_durably(path, content, written.timestamp())
         except AwsRefused as error:
             return error.kind == "gone"
         except (IsADirectoryError, NotADirectoryError, FileExistsError):

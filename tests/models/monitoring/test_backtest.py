@@ -75,7 +75,7 @@ def test_the_summary_has_errors_coverage_and_width():
     board = summary(test, test.assign(**ends)[list(ends)])
     rows = {"workload": [3, 2], "instances": [2, 2, 1], "all": [5]}
     assert board.groupby("by")["rows"].apply(list).to_dict() == rows
-    error = np.abs(np.exp(-off) - 1)
+    error = abs(np.exp(-off) - 1)
     expected = [error.mean(), np.median(error), np.quantile(error, 0.9), 0.8]
     assert board.iloc[-1, 3:].tolist() == pytest.approx([*expected, half - 1 / half])
 

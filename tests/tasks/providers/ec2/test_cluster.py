@@ -57,8 +57,9 @@ def test_half_an_answer_never_appears_and_a_record_is_on_the_disk_before_its_nam
     monkeypatch.setattr(
         "os.fsync", lambda handle: seen.append((os.fstat(handle).st_size, file.exists()))
     )
+    monkeypatch.setattr("os.utime", lambda *_: seen.append(file.exists()))
     assert running.mirror.pull() and file.read_bytes() == b"x" * 77
-    assert seen == [(77, False)]
+    assert seen == [(77, False), False]
 
 
 @pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject"])
