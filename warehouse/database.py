@@ -191,8 +191,8 @@ class Warehouse:
             for file, target in ((self.path, damaged), (log, f"{damaged}.wal")):
                 with suppress(FileNotFoundError):
                     os.link(file, target)
-            os.replace(partial, self.path)
             Path(log).unlink(missing_ok=True)
+            os.replace(partial, self.path)
             fsync(self.path.parent)
         return damaged
 

@@ -129,7 +129,7 @@ class Recommend:
 
     def __post_init__(self) -> None:
         if (self.deadline is None) == (self.budget is None):
-            raise typer.BadParameter("give --deadline or --budget, not both")
+            raise typer.BadParameter("give either --deadline or --budget")
         if self.p_required is not None and not 0 < self.p_required < 1:
             raise typer.BadParameter("--p-required must be between 0 and 1, such as 0.9")
         if bool(self.workload) == bool(self.transformer):

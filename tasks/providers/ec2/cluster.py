@@ -29,7 +29,7 @@ from .requests import (
     rules,
     security_group,
 )
-from .termination import SHOWN, end_machines, end_these, until
+from .termination import SETTLED, end_machines, end_these, until
 
 RUNNING_WITHIN_S = 300.0  # maximum wait until requested machines run
 POLL_S = 2.0
@@ -286,7 +286,7 @@ class Ec2Cluster(RunningCluster):
             return [], (final or refusals)[0]
         unclear[0].kind = "capacity"
         ours: Filters = STILL_ALIVE | self.lease.filters | {"tag:srift:node-group": group.name}
-        for _ in api.looks(_SEARCH_EVERY_S, SHOWN.total_seconds()):
+        for _ in api.looks(_SEARCH_EVERY_S, SETTLED.total_seconds()):
             # EC2 shows tags late, and perhaps not of all machines at once.
             if len(found := api.instances(region, ours)) >= group.size:
                 break

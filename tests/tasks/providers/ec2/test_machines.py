@@ -148,7 +148,7 @@ def test_what_cannot_be_launched_is_refused_before_anything_is_bought(home):
 @pytest.mark.parametrize("code", ["InternalError", SILENT, "RequestLimitExceeded"])
 def test_a_fleet_without_an_answer_is_looked_for_by_its_tag(home, aws, code, shows):
     """Nothing else is asked for while its machines may still come."""
-    aws.lag_s, aws.unheard = 60.0, shows
+    aws.lag_s, aws.unheard = 200.0, shows
     if code == "InternalError":
         aws.fleet_errors = [[code]]
     else:
