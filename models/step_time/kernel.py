@@ -218,9 +218,9 @@ class GaussianProcess:
 
     @cached_property
     def whitening(self) -> FloatArray:
-        """Return the inverse W of the Cholesky factor of K, so that W' W = K^-1.
+        """Return W, the inverse of the Cholesky factor of K. K^-1 is W.T @ W.
 
-        K is the covariance of the measurements, including noise.
+        K is the covariance matrix of the measurements, including noise.
         """
         known = self.covariance(self.inputs) + np.diag(self.noise)
         identity = np.eye(len(known))
@@ -228,11 +228,11 @@ class GaussianProcess:
 
     @cached_property
     def weights(self) -> FloatArray:
-        """Return K^-1 y, where y are the values of the measurements."""
+        """Return K^-1 @ values, with the matrix K of `whitening`."""
         return self.whitening.T @ (self.whitening @ self.values)
 
     def inverse(self, at: IntArray) -> FloatArray:
-        """Return the rows and columns `at` of K^-1."""
+        """Return the submatrix of K^-1 with the rows and columns `at` (see `whitening`)."""
         columns = self.whitening[:, at]
         return columns.T @ columns
 

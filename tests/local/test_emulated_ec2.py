@@ -25,7 +25,8 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
     assert {name.split()[1] for name in proof.clusters} == {"spot", "on-demand"}
     assert {"ec2:CreateFleet", "s3:PutObject"} <= set(world.front.actions)
     faults = [line for text in consoles for line in text.splitlines() if "srift:" in line]
-    assert all("timed out" in line for line in faults)  # this computer may be busy
+    # a busy computer may answer a check for an interruption notice too late
+    assert all("spot/instance-action: <urlopen error timed out>" in line for line in faults)
 
 
 READS = """
