@@ -208,8 +208,3 @@ def reported(warehouse: Warehouse) -> dict[str, list[dict[str, Any]]]:
             file.stem: rows_of_query(connection, file.read_text())
             for file in sorted(SQL_FOLDER.glob("report/*.sql"))
         }
-
-
-def mart(warehouse: Warehouse, name: str, **equal: object) -> pd.DataFrame:
-    """Return the rows of the mart `name` whose columns equal the keyword arguments `equal`."""
-    return warehouse.select(name, equal)

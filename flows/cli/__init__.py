@@ -4,6 +4,7 @@ Commands import their dependencies inside functions, so that `srift --help` star
 """
 
 import gc
+import os
 import signal
 from typing import Annotated
 
@@ -50,4 +51,6 @@ def main() -> None:
     """Run the command `srift`. Closing the terminal has the same effect as Ctrl-C."""
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     gc.set_threshold(*_GC_THRESHOLDS)
+    # pydantic searches the metadata of all installed packages for plugins, which is slow.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     app()

@@ -138,8 +138,11 @@ def drawn_hours(
     expected = _job(expected_work_hours, conditions)
     repeats = expected.piece / expected.running
     rate = _rate(doubted, shock, conditions, expected_work_hours, repeats)
-    # Quantiles of Poisson variables. A job with a billion interruptions never ends.
-    count = np.ceil(pdtrik(number, np.minimum(job.interruptions * rate, 1e9)))
+    # Quantiles of Poisson variables. A job with a billion interruptions never ends. Most draws have
+    # no interruption, and pdtrik is slow.
+    mean = np.minimum(job.interruptions * rate, 1e9)
+    count = pdtrik(number, mean, out=np.zeros_like(mean), where=np.exp(-mean) < number)
+    count = np.ceil(count)
     # Each of the N interruptions loses a uniform share of a piece. The sum of N uniforms is nearly
     # normal(N/2, N/12). Within sqrt(3) standard deviations it lies in [0, N] for every N >= 1.
     spread = np.clip(ndtri(loss), -(3**0.5), 3**0.5) * np.sqrt(count / 12) * job.piece

@@ -27,6 +27,7 @@ from warehouse import reads
 
 from ..execution.job import Served
 from ..execution.outcomes import Row
+from ..market.offers import with_facts
 from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
 from ..reporting.progress import reporter
@@ -100,7 +101,8 @@ def _cluster(workspace: Workspace, text: str, offers: Sequence[Offer]) -> Cluste
 def case_of(
     workspace: Workspace, champion: Champion | None, wish: Wish, offers: Sequence[Offer]
 ) -> Case:
-    workload = workspace.settings.workload(wish.workload)
+    facts = workspace.mart("workloads", workload=wish.workload)
+    workload = with_facts(workspace.settings.workload(wish.workload), facts)
     measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, [workload.name])
     with one_thread():
         return Case.of(workspace, champion, workload, offers, measured)

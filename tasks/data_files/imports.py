@@ -25,7 +25,7 @@ from warehouse.import_columns import (
     remember,
     staged_counts,
 )
-from warehouse.reads import mart, measured_workloads
+from warehouse.reads import measured_workloads
 
 from ..providers.ec2.catalogue import most_tflops
 from ..reporting.progress import reporter
@@ -212,7 +212,7 @@ def load_public(workspace: Workspace) -> int:
 
 def _was_loaded(warehouse: Warehouse) -> bool:
     """Return True if the public step times were imported, even if `srift forget` undid this."""
-    return len(mart(warehouse, "stg_import_files", import_id=PUBLIC_IMPORT)) > 0
+    return len(warehouse.select("stg_import_files", {"import_id": PUBLIC_IMPORT})) > 0
 
 
 def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = False) -> None:

@@ -54,4 +54,6 @@ def only_public(workspace: Workspace, workload: str) -> bool:
 
     Returns False if the warehouse has no such step times.
     """
-    return len(workspace.mart("public_rows", workload=workload)) > 0
+    return (
+        workload in packaged_names() and not workspace.mart("public_rows", workload=workload).empty
+    )

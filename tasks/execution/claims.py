@@ -15,7 +15,6 @@ import pandas as pd
 
 from models.domain.setup_table import rows_of
 from warehouse import append
-from warehouse.reads import mart
 
 from ..reporting.progress import reporter
 from ..workspace.locking import at_work
@@ -108,7 +107,7 @@ def _folder(workspace: Workspace) -> Path:
 
 def _unsettled(workspace: Workspace) -> list[Row]:
     """Return the reservations of every SRIFT_HOME that are not released, oldest first."""
-    found = mart(workspace.warehouse, "claims", provider=workspace.provider.name)
+    found = workspace.mart("claims")
     return rows_of(found.sort_values("noted_order"))
 
 

@@ -239,8 +239,3 @@ def with_facts(workload: Workload, known: pd.DataFrame) -> Workload:
             }
             return replace(workload, **given)
     return workload
-
-
-def with_known_facts(workspace: Workspace, workload: Workload) -> Workload:
-    """Return `workload` with facts from the warehouse added, such as its parameter count."""
-    return with_facts(workload, workspace.mart("workloads", workload=workload.name))

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
+import pandas as pd
+
 from models.domain.transformer import USUAL_TOKENS
 from models.domain.workload import SWITCHES, Goal, Mode, Workload
 from models.planner.choice_rule import row_misses
@@ -92,8 +94,11 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         champion = load_champion(workspace.home, provider)
         if champion is None and (shaped or only_public(workspace, name)):
             champion = _fitted_on_public(with_public_workloads(workspace))
-        workspace = with_public_workloads(workspace)
-        workload = _workload(workspace, question)  # reads all files of the workload's code and data
+        with workspace.warehouse.read():
+            workspace = with_public_workloads(workspace)
+            facts = workspace.mart("workloads", workload=name)
+        # This reads all files of the workload's code and data.
+        workload = _workload(workspace, question, facts)
         if champion is None:
             raise WarehouseMissing(
                 f"there is no model of {provider} machines yet: run"
@@ -155,8 +160,10 @@ def _fitted_on_public(workspace: Workspace) -> Champion | None:
     return first_champion(workspace, now)
 
 
-def _workload(workspace: Workspace, question: Question) -> Workload:
+def _workload(workspace: Workspace, question: Question, facts: pd.DataFrame) -> Workload:
     """Return the workload of the question, with the question's goal as its only goal.
+
+    facts: the workload's rows of the mart `workloads`.
 
     Raises:
         SettingsError: if the workload, its samples or its global batch are unknown, or if tokens
@@ -168,7 +175,11 @@ def _workload(workspace: Workspace, question: Question) -> Workload:
     elif name in settings.workloads:
         known = settings.workload(name)
     else:
-        known = _imported(workspace, name)
+        imported = facts.loc[facts["digest"] == IMPORTED, "samples"].fillna(0)
+        if imported.empty:
+            raise unknown(workspace, name)
+        known = replace(_UNKNOWN, name=name, samples=int(imported.iloc[0]))
+    known = with_facts(known, facts)
     samples, batch = question.samples or known.samples, question.batch or known.global_batch_least
     if question.tokens:
         if known.sequence is None:
@@ -201,18 +212,3 @@ def _transformer(name: str, facts: Mapping[str, Any]) -> Workload:
     modes = tuple(Mode("bf16", *parts) for parts in product(_STRATEGIES, SWITCHES[:2]))
     batches = {"global_batch_least": batch, "global_batch_most": batch}
     return replace(_UNKNOWN, name=name, modes=modes, **batches, **facts)
-
-
-def _imported(workspace: Workspace, name: str) -> Workload:
-    """Return the imported workload `name`, with its facts (parameters, FLOPs, ...).
-
-    The global batch is 0 (unknown). The number of samples is 0 if the import does not state it.
-
-    Raises:
-        SettingsError: if the workload is unknown.
-    """
-    facts = workspace.mart("workloads", digest=IMPORTED, workload=name)
-    if not len(facts):
-        raise unknown(workspace, name)
-    (samples,) = facts["samples"].fillna(0)
-    return with_facts(replace(_UNKNOWN, name=name, samples=int(samples)), facts)

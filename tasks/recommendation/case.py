@@ -23,7 +23,6 @@ from models.step_time.model import StepTimeModel, introduced, with_compressed
 
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
-from ..market.offers import with_known_facts
 from ..providers.ec2.prices import NAT_USD_PER_GB, download_usd
 from ..reporting.tables import as_caution
 from ..training.registry import Champion
@@ -74,8 +73,9 @@ class Case:
         runs: pd.DataFrame,
         experience: Experience | None = None,
     ) -> Case:
-        """Return the case of `workload`, with the workload's facts from the warehouse.
+        """Return the case of `workload`.
 
+        workload: the job, with its facts from the warehouse (`with_facts`).
         runs: one row for each measured setup. Rows of other workloads are ignored.
         experience: models and results of earlier launches. None means that they are read from the
             warehouse.
@@ -83,7 +83,7 @@ class Case:
         case = cls(
             workspace=workspace,
             champion=champion,
-            workload=with_known_facts(workspace, workload),
+            workload=workload,
             offers=offers,
             runs=runs[runs["workload"] == workload.name],
             experience=experience or experience_of(workspace),

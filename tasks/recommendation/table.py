@@ -11,6 +11,7 @@ from models.monitoring.cross_validation import Each
 from models.planner.planner import Recommendation
 
 from ..market.job_conditions import experience_of
+from ..market.offers import with_facts
 from ..providers.base import ProviderError
 from ..training.registry import Champion
 from ..workspace.blas_threads import one_thread
@@ -38,10 +39,10 @@ def recommend_all(
     each: `map`, or a similar function that runs the planner for several workloads in parallel.
     """
     with one_thread():
-        experience = experience_of(workspace)
+        experience, facts = experience_of(workspace), workspace.mart("workloads")
         cases = [
-            Case.of(workspace, champion, with_usual_goals(workload), offers, runs, experience)
-            for workload in workspace.workloads
+            Case.of(workspace, champion, with_facts(workload, facts), offers, runs, experience)
+            for workload in map(with_usual_goals, workspace.workloads)
         ]
         plans = each(call, [case.planning() for case in cases])
         answers = [case.stamped(found) for case, found in zip(cases, plans, strict=True)]

@@ -17,13 +17,12 @@ from models.domain.workload import Goal, Setup, Workload
 from models.job.duration import expected_hours
 from models.job.job_conditions import JobConditions, pools_of
 from tasks.market.job_conditions import experience_of
-from tasks.market.offers import current_offers, with_known_facts
+from tasks.market.offers import current_offers, with_facts
 from tasks.recommendation.case import Case
 from tasks.training.registry import Champion, load_champion
 from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
-from warehouse.reads import mart
 
 HABITS = ("cheapest per hour", "fastest type", "most machines")
 TIGHTNESS = (1.15, 2.0, 1.4, 3.0)  # of a limit, as a multiple of the least possible
@@ -41,8 +40,9 @@ class Question:
 
 def questions(here: Workspace, champion: Champion, count: int) -> list[Question]:
     """`count` questions, in turn under a deadline and a budget of varying tightness."""
-    offers, runs = current_offers(here), mart(here.warehouse, "runs", provider="local")
-    workloads = [with_known_facts(here, workload) for workload in here.measurable]
+    offers, runs = current_offers(here), here.warehouse.select("runs", {"provider": "local"})
+    facts = here.mart("workloads")
+    workloads = [with_facts(workload, facts) for workload in here.measurable]
     found = []
     for number in range(count):
         workload = workloads[number % len(workloads)]

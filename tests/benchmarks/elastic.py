@@ -48,7 +48,6 @@ from tests.benchmarks.hosts import (
     type_text,
     workload_text,
 )
-from warehouse.reads import mart
 
 WORKLOADS, HOSTS = ("wide_mlp", "residual_cnn"), (2, 3, 4)
 BATCH = 48  # of a step, in equal micro-batches
@@ -183,7 +182,7 @@ def split(planned: int, machines: int) -> tuple[int, int]:
 def known_steps(here: Workspace) -> dict[Setting, list[float]]:
     """Measured seconds of steps by setting, of runs and of elastic jobs."""
     found: dict[Setting, list[float]] = {}
-    for row in mart(here.warehouse, "runs", provider="local").to_dict("records"):
+    for row in here.warehouse.select("runs", {"provider": "local"}).to_dict("records"):
         machines = len(parse_cluster(str(row["cluster"])))
         batch, micro = str(row["batch_per_device"]).split("+")[0], row["accumulation_steps"]
         setting = (str(row["workload"]), machines, int(batch), int(micro))
@@ -224,7 +223,7 @@ def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]])
         machines: median(steps[asked.workload, machines, *split(count, machines)])
         for machines in range(1, count + 1)
     }
-    workloads = mart(here.warehouse, "workloads", provider="local").to_dict("records")
+    workloads = here.warehouse.select("workloads", {"provider": "local"}).to_dict("records")
     facts = next(row for row in workloads if row["workload"] == asked.workload)
     size = checkpoint_bytes(facts["gradient_bytes"], facts["checkpoint_bytes"])
     gang = known.gangs(*pools_of([_cluster(here, asked.kind, count)]), size)

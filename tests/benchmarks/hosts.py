@@ -24,7 +24,6 @@ from tasks.market.offers import current_offers, note_definitions, snapshot_offer
 from tasks.reporting.progress import reporter
 from tasks.workspace.workspace import Workspace, new_refresh_id, open_workspace
 from tests.benchmarks.claims import ROOT
-from warehouse.reads import mart
 
 WORKLOADS = ROOT / "tasks" / "node" / "workloads"
 ITEM_S, START_S = 9.0, 25.0  # at most, of one run and of a launch's start
@@ -113,8 +112,8 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
         tally.add(served, collected, launch.cluster)
         done = f"{len(served.recorded)} of {len(launch.items)} runs"
         reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
-    runs = mart(here.warehouse, "runs", provider="local")
-    shares = mart(here.warehouse, "run_details", provider="local")[["run_id", "taken_share"]]
+    runs = here.warehouse.select("runs", {"provider": "local"})
+    shares = here.warehouse.select("run_details", {"provider": "local"})[["run_id", "taken_share"]]
     own = runs[runs["run_id"].str.startswith(trial)].merge(shares, on="run_id", how="left")
     return own.sort_values("run_id").reset_index(drop=True)
 

@@ -17,7 +17,6 @@ from tasks.workspace.workspace import Workspace, open_workspace
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.hosts import Unseen, launch_of, measure_all, split_by_cores, trial_name
 from tests.frames import data_of
-from warehouse.reads import mart
 
 SETUP = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
 LEVELS = ["in_launch", "between_launches", "between_trials"]
@@ -80,7 +79,7 @@ def main(
     here = open_workspace("local")
     if not stored:
         measure(here, launches=launches, repeats=repeats, hosts=hosts)
-    runs = mart(here.warehouse, "runs", provider="local")
+    runs = here.warehouse.select("runs", {"provider": "local"})
     runs = runs[runs["run_id"].str.startswith("noise-")].reset_index(drop=True)
     data = data_of(runs=runs)
     claims = []

@@ -17,7 +17,6 @@ from tests.local.hosts import left_over
 from tests.local.test_failures import PROJECT, TINY, here, job, laid_out, needs_two_hosts
 from tests.warehouse.builders import NOON, TYPES, write
 from warehouse.append import note_instance_types
-from warehouse.reads import mart
 
 pytestmark = [pytest.mark.local, pytest.mark.slow]
 
@@ -73,9 +72,9 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
     assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["last_loss"])
-    [restart] = mart(installation.warehouse, "restarts", provider="local").to_dict("records")
+    [restart] = installation.warehouse.select("restarts", {"provider": "local"}).to_dict("records")
     assert restart["outcome"] == outcome and 1 < restart["seconds"] < 60
     assert restart["restore_bytes"] > 0
-    machines = mart(installation.warehouse, "machines").sort_values(["node", "number"])
+    machines = installation.warehouse.select("machines").sort_values(["node", "number"])
     assert machines["interrupted"].tolist() == [False, True, *[False] * is_replaced]
     assert machines[machines["number"] == 0]["startup_s"].gt(0).all()

@@ -19,7 +19,6 @@ from tests.warehouse.builders import (
 )
 from warehouse.append import append
 from warehouse.publication import publish
-from warehouse.reads import mart
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -37,9 +36,9 @@ def test_a_question_is_judged_with_all_its_ranks_once_its_choice_was_measured(wa
     )
     publish(warehouse, [billed, rival, recommendation(goal="fastest", **small)], stamp(0))
     measure(warehouse, "before", NOON - HOUR)
-    assert mart(warehouse, "promises").empty
+    assert warehouse.select("promises").empty
     measure(warehouse, "after", NOON + HOUR)
-    found = mart(warehouse, "promises")
+    found = warehouse.select("promises")
     assert found[["goal", "rank"]].values.tolist() == [["cheapest", 1], ["cheapest", 2]]
     assert found["usd_per_hour"][0] == pytest.approx(0.024)  # with storage and addresses
 
@@ -49,7 +48,7 @@ def test_of_a_repeated_promise_the_last_before_the_run_is_judged(warehouse):
         dearer = offered("small", 2, 0.01 * (night + 1))
         publish(warehouse, [recommendation(cluster_offers=[dearer])], stamp(night))
     measure(warehouse, "a run", NOON + 1.5 * DAY)
-    [found] = mart(warehouse, "promises").to_dict("records")
+    [found] = warehouse.select("promises").to_dict("records")
     assert (found["publication_id"], found["usd_per_hour"]) == ("local-1", 0.04)
     assert found["promised_again_at"] == pd.Timestamp(NOON + 2 * DAY).tz_localize(None)
 
@@ -69,7 +68,7 @@ def test_interruptions_are_as_they_were_when_it_was_published(warehouse):
     safe = [offered("small", 2, 0.01) | {"market": "on-demand"}]
     publish(warehouse, [recommendation(), recommendation(rank=2, cluster_offers=safe)], stamp(0))
     measure(warehouse, "a run", NOON + 2 * HOUR)
-    assert mart(warehouse, "promises")["interruptions_per_hour"].tolist() == [0.4, 0.0]
+    assert warehouse.select("promises")["interruptions_per_hour"].tolist() == [0.4, 0.0]
 
 
 def test_the_judgement_with_most_evidence_counts(warehouse):
@@ -82,7 +81,7 @@ def test_the_judgement_with_most_evidence_counts(warehouse):
     ]
     for new in (4, 0):
         assert write(warehouse, append, "raw_ledger", rows, refresh_id="r", judged_at=NOON) == new
-    assert sorted(mart(warehouse, "regret_ledger")["regret"]) == [0.1, 0.2]
+    assert sorted(warehouse.select("regret_ledger")["regret"]) == [0.1, 0.2]
 
 
 def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
@@ -92,7 +91,9 @@ def test_the_newest_judgement_of_a_group_says_whether_it_drifts(warehouse):
     again = row | {"refresh_id": "r2", "judged_at": NOON + DAY, "drifting": False}
 
     def drifting(provider):
-        return {*mart(warehouse, "drift", provider=provider, drifting=True)["instance_type"]}
+        return {
+            *warehouse.select("drift", {"provider": provider, "drifting": True})["instance_type"]
+        }
 
     write(warehouse, append, "raw_drift", [row, large])
     assert (drifting("local"), drifting("ec2")) == ({"large", "small"}, set())
@@ -104,8 +105,8 @@ def test_an_alarm_stands_until_its_setup_is_measured_again(warehouse):
     measure(warehouse, "slow", NOON)
     row = ROWS["alarm"] | {"measured_at": NOON, "judged_at": NOON}
     write(warehouse, append, "raw_alarms", [row])
-    assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]
+    assert warehouse.select("alarms").run_id.tolist() == ["slow"]
     measure(warehouse, "other", NOON + HOUR, precision="bf16")
-    assert mart(warehouse, "alarms").run_id.tolist() == ["slow"]
+    assert warehouse.select("alarms").run_id.tolist() == ["slow"]
     measure(warehouse, "again", NOON + HOUR)
-    assert mart(warehouse, "alarms").empty
+    assert warehouse.select("alarms").empty

@@ -22,7 +22,6 @@ from warehouse.append import append, note_workloads
 from warehouse.reads import (
     MOST_REPEATS,
     MOST_SETUPS,
-    mart,
     measured_workloads,
     training_digest,
     training_frames,
@@ -78,7 +77,7 @@ def test_records_become_typed_rows_and_loading_twice_changes_nothing(defined):
 def test_values_of_another_type_are_unknown_and_stop_no_load(defined):
     odd = {"step_s": 0.5, "rank_order": "up", "build_s": {}, "loader_workers": "x", "rows": 3}
     assert load(defined, body("a", values=odd, item={"nodes": "all"})) == 1
-    [row] = mart(defined, "runs").to_dict("records")
+    [row] = defined.select("runs").to_dict("records")
     assert row["step_s"] == 0.5 and math.isnan(row["loader_workers"])
 
 
@@ -125,13 +124,13 @@ def test_fixed_work_stands_beside_the_usual_of_its_type(defined):
     old = timed("old", 0.5, fingerprint="old", ended_unix=NOON.timestamp() - 99.0)
     few = timed("few", 0.01, 0.02) | {"values": {"step_s": 0.5, "reference_s": [0.01]}}
     load(defined, old, timed("a", 0.01, 0.03), timed("b", 0.02), few)
-    speeds = mart(defined, "machine_speeds")
+    speeds = defined.select("machine_speeds")
     assert speeds[["run_id", "node", "reference_s", "usual_s"]].values.tolist() == [
         ["a", 1, 0.01, 0.02],
         ["a", 2, 0.03, 0.02],
         ["b", 1, 0.02, 0.02],
     ]
-    runs = mart(defined, "runs").set_index("run_id")
+    runs = defined.select("runs").set_index("run_id")
     assert list(runs.reference_s["a"]) == [0.01, 0.03] and runs.reference_blocks["a"] == 3
 
 
@@ -147,18 +146,18 @@ def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined):
         body("plain", values=compiled),
     )
     assert training_frames(defined, "local")["profiles"][list(loading)].iloc[0].to_dict() == loading
-    assert mart(defined, "run_details").set_index("run_id").input_s["w"] == 0.2
-    checkpoints, compilations = mart(defined, "checkpoints"), mart(defined, "compilations")
+    assert defined.select("run_details").set_index("run_id").input_s["w"] == 0.2
+    checkpoints, compilations = defined.select("checkpoints"), defined.select("compilations")
     assert checkpoints[["run_id", "bytes", "seconds"]].values.tolist() == [["w", 1200, 0.25]]
     assert compilations[["run_id", "seconds"]].values.tolist() == [["c", 42.0]]
-    assert mart(defined, "workloads").checkpoint_bytes.tolist() == [1200]
+    assert defined.select("workloads").checkpoint_bytes.tolist() == [1200]
 
 
 def test_restarts_of_elastic_runs_are_told_apart(defined):
     lost = setup(losses=ROWS["losses"])
     old = lost | {"instance_digests": ["s0", "s0"]}
     load(defined, body("a", of=lost, **ROWS["elastic"]), body("old", of=old, **ROWS["elastic"]))
-    written, restarts = mart(defined, "checkpoints"), mart(defined, "restarts")
+    written, restarts = defined.select("checkpoints"), defined.select("restarts")
     columns = ["run_id", "outcome", "machines", "seconds", "restore_s", "lost_steps"]
     assert restarts[columns].values.tolist() == [
         ["a", "fewer", 1, 9.5, 0.5, 3],
@@ -166,7 +165,7 @@ def test_restarts_of_elastic_runs_are_told_apart(defined):
         ["a", "replaced", 2, 19.5, 0.5, 2],
     ]
     assert written[["run_id", "bytes", "seconds"]].values.tolist() == [["a", 1200, 0.25]]
-    run = mart(defined, "elastic_runs").iloc[0]
+    run = defined.select("elastic_runs").iloc[0]
     assert [run.starts, run.lost_machines, run.lost_steps, run.checkpoint_every] == [4, 2, 6, 4]
     assert run.seconds == 99 and counts(defined) == [0, 0, 0, 0]
 
@@ -175,13 +174,13 @@ def test_a_changed_workload_is_measured_anew(defined):
     load(defined, *EVERYTHING)
     define(defined, digest="w2")
     assert counts(defined) == [0, 0, 0, 1]
-    assert math.isnan(mart(defined, "workloads").parameters[0])
-    assert set(mart(defined, "outdated_runs").run_id) == {"train", "profile"}
+    assert math.isnan(defined.select("workloads").parameters[0])
+    assert set(defined.select("outdated_runs").run_id) == {"train", "profile"}
     anew = {"workload_digest": "w2", "values": {"step_s": 0.7}}
     load(defined, body("anew", of=setup(workload_digest="w2"), **anew))
-    assert mart(defined, "runs").step_s.tolist() == [0.7]
+    assert defined.select("runs").step_s.tolist() == [0.7]
     define(defined, digest="w1")  # put back: the first run counts again
-    assert mart(defined, "runs").step_s.tolist() == [0.5]
+    assert defined.select("runs").step_s.tolist() == [0.5]
 
 
 def test_facts_of_a_definition_count_on_every_provider(defined):
@@ -189,13 +188,13 @@ def test_facts_of_a_definition_count_on_every_provider(defined):
     facts = [{"workload": "tiny", "digest": digest, "samples": 1000} for digest in ("w1", "w2")]
     for definition, known in zip(facts, (True, False), strict=True):
         write(defined, note_workloads, [definition], provider="ec2", noted_at=NOON)
-        (parameters,) = mart(defined, "workloads", provider="ec2").parameters
+        (parameters,) = defined.select("workloads", {"provider": "ec2"}).parameters
         assert (parameters == parameters) is known
 
 
 def test_a_changed_or_unknown_instance_type_makes_its_runs_history(defined):
     load(defined, *EVERYTHING, body("none", of=setup(instance_digests=[])))
-    assert mart(defined, "runs").run_id.tolist() == ["train"]
+    assert defined.select("runs").run_id.tolist() == ["train"]
     define(defined, type_digest="s2")
     assert counts(defined) == [0, 0, 0, 0]
 
@@ -212,8 +211,8 @@ def test_another_torch_or_machine_or_the_wrong_device_is_not_pooled(
     defined, counts, history, change
 ):
     load(defined, body("old"), body("new", **LATER, **change))
-    assert mart(defined, "runs").run_id.tolist() == [counts]
-    assert mart(defined, "outdated_runs").run_id.tolist() == [history]
+    assert defined.select("runs").run_id.tolist() == [counts]
+    assert defined.select("outdated_runs").run_id.tolist() == [history]
 
 
 @pytest.mark.parametrize("newer", ["2.13.1+cu130", "2.13.0+cu131"])
@@ -223,18 +222,18 @@ def test_a_patch_or_another_build_of_torch_is_pooled(defined, newer):
         body("old", torch_version="2.13.0+cu130"),
         body("new", torch_version=newer, **LATER),
     )
-    assert mart(defined, "torch_lines")[["torch_line", "runs"]].values.tolist() == [["2.13", 2]]
-    assert mart(defined, "run_details").set_index("run_id").torch_version["new"] == newer
+    assert defined.select("torch_lines")[["torch_line", "runs"]].values.tolist() == [["2.13", 2]]
+    assert defined.select("run_details").set_index("run_id").torch_version["new"] == newer
 
 
 def test_runs_without_a_measurement_keep_reason_and_reporter(defined):
     load(defined, body("a", status="failed", reason="out of memory", values={}), refused())
-    failed = mart(defined, "failed_runs").set_index("run_id")
+    failed = defined.select("failed_runs").set_index("run_id")
     assert failed[["reason", "told_by"]].values.tolist() == [
         ["out of memory", "node"],
         ["no capacity", "controller"],
     ]
-    assert mart(defined, "refusals").lease_id.tolist() == ["lease"]
+    assert defined.select("refusals").lease_id.tolist() == ["lease"]
     assert counts(defined) == [0, 0, 0, 0]
 
 
@@ -244,7 +243,7 @@ def test_offers_are_of_the_newest_snapshot_and_an_unknown_price_is_not_zero(ware
     for new in (1, 0):
         assert write(warehouse, append, "raw_offers", [offer], snapshot_id="1", as_of=NOON) == new
     write(warehouse, append, "raw_offers", [unknown], snapshot_id="2", as_of=NOON + DAY)
-    found = mart(warehouse, "offers")
+    found = warehouse.select("offers")
     assert len(found) == 1 and math.isnan(found.usd_per_hour[0])
     assert found.price_as_of[0] == NOON.replace(tzinfo=None)
 
@@ -262,8 +261,8 @@ def test_spend_adds_up_by_refresh_and_by_workload(warehouse):
         body("c", lease_id="x", kind="learn"),
         body("d", lease_id="x", kind="elastic"),
     )
-    spend = mart(warehouse, "spend").set_index("refresh_id").usd
+    spend = warehouse.select("spend").set_index("refresh_id").usd
     assert spend["r"] == 0.5 and math.isnan(spend["s"])
-    by_workload = mart(warehouse, "lease_spend").set_index(["lease_id", "workload"]).usd
+    by_workload = warehouse.select("lease_spend").set_index(["lease_id", "workload"]).usd
     assert by_workload["x", "tiny"] == 0.1875 and by_workload["x", "other"] == 0.0625
     assert by_workload["y", ""] == 0.25

@@ -11,7 +11,7 @@ from tasks.data_files.imports import forget_import, import_measurements, list_im
 from tasks.workspace.settings import SettingsError
 from tests.warehouse.builders import NOON
 from warehouse.database import Warehouse
-from warehouse.reads import mart, training_frames
+from warehouse.reads import training_frames
 
 LEAST = """workload,cluster,batch_per_device,step_s
 tiny,2xg4dn.12xlarge,32,0.5
@@ -121,7 +121,7 @@ def test_a_bad_row_is_named_and_nothing_is_loaded(warehouse, change):
     with pytest.raises(ImportRefused) as refused:
         load(warehouse, row(**{column: text}), FACTS, force=True)
     assert f"line 2, column {column}" in str(refused.value) and len(refused.value.problems) == 1
-    assert list_imports(warehouse) == [] and mart(warehouse, "workloads").empty
+    assert not list_imports(warehouse) and warehouse.select("workloads").empty
 
 
 def test_all_bad_rows_are_named_by_their_lines(warehouse):
@@ -190,7 +190,7 @@ def test_a_forgotten_import_no_longer_counts_and_comes_back(warehouse):
     loaded = load(warehouse, facts=FACTS)
     forgotten = forget_import(warehouse, loaded.import_id[:6], NOON)
     assert (forgotten["rows"], forgotten["facts"]) == (3, 1) and runs(warehouse).empty
-    assert mart(warehouse, "workloads").empty
+    assert warehouse.select("workloads").empty
     again = forget_import(warehouse, loaded.import_id, NOON)
     assert (again["rows"], again["facts"]) == (0, 0)
     assert list_imports(warehouse)[0]["forgotten"]
@@ -219,7 +219,7 @@ def test_a_row_counts_while_an_import_that_holds_it_does(warehouse):
 def test_facts_alone_are_an_import(warehouse):
     loaded = load(warehouse, "", FACTS)
     assert loaded.rows == 0 and loaded.counts["facts of workloads"]["new"] == 1
-    assert mart(warehouse, "workloads").parameters.tolist() == [1e6]
+    assert warehouse.select("workloads").parameters.tolist() == [1e6]
     few = FACTS.replace("4000000", "100")
     for wrong in (FACTS + FACTS.splitlines()[1], FACTS.replace("1e6", "-1"), few):
         assert_refused(warehouse, "", wrong)

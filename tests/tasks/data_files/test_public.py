@@ -26,7 +26,7 @@ from tasks.recommendation.known_workloads import known_workloads
 from tests.installed import DescribedMachines, install
 from tests.warehouse.builders import NOON, write
 from warehouse.append import note_workloads
-from warehouse.reads import mart, measured_workloads
+from warehouse.reads import measured_workloads
 
 NAME = "resnet50-imagenet"
 
@@ -52,7 +52,7 @@ def counted(here):
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
-    assert not len(mart(here.warehouse, "stg_import_files", import_id=PUBLIC_IMPORT))
+    assert not len(here.warehouse.select("stg_import_files", {"import_id": PUBLIC_IMPORT}))
     assert load_public(here) == 5084 and load_public(here) == 0
     known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
@@ -100,7 +100,7 @@ def test_ones_own_rows_or_code_take_their_place(here):
     code = [{"workload": NAME, "digest": "abc"}]
     write(here.warehouse, note_workloads, code, provider="ec2", noted_at=NOON)
     assert NAME not in measured_workloads(here.warehouse, "ec2")
-    assert mart(here.warehouse, "workloads", workload=NAME)["parameters"].isna().all()
+    assert here.warehouse.select("workloads", {"workload": NAME})["parameters"].isna().all()
 
 
 def test_an_import_of_the_same_rows_counts_none_twice(here):

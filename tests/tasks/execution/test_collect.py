@@ -17,7 +17,6 @@ from tests.fakes import FakeProvider, armed, finished, ready, reported
 from tests.tasks.execution.test_session import KILLED, job, serve_fast
 from tests.warehouse.builders import NOON, PROFILE, fresh, known, record, setup
 from warehouse.database import WarehouseDamaged
-from warehouse.reads import mart
 
 
 def installed(home, provider):
@@ -48,7 +47,7 @@ def test_a_killed_controller_loses_no_record_and_no_row(tmp_path):
     here.provider.end("orphan", orphan, "reaped")
     assert load(here).new == 3
     assert known(here.home) == {"a": "failed", "b": "measured", "c": "interrupted"}
-    assert "reaped" in mart(here.warehouse, "failed_runs").set_index("run_id").reason["c"]
+    assert "reaped" in here.warehouse.select("failed_runs").set_index("run_id").reason["c"]
     assert here.provider.over == [] and load(here).new == 0
 
 
@@ -61,7 +60,7 @@ def test_the_reaper_loads_once_what_a_killed_controller_released(tmp_path):
     shutil.copytree(tmp_path / "kept", lease.mailbox.parent)  # killed before it forgot the lease
     here.provider.over.append(lease)
     assert load(here).new == 0
-    spent = mart(here.warehouse, "spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
+    spent = here.warehouse.select("spend")[["refresh_id", "measured_runs", "usd"]].values.tolist()
     assert spent == [["r", 3, 0.5]]
 
 

@@ -10,7 +10,6 @@ from tasks.providers.base import ProviderError
 from tasks.providers.ec2.prices import billed
 from tasks.providers.ec2.settings import Ec2
 from tests.installed import NOON, DescribedMachines, install, priced
-from warehouse.reads import mart
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
             return [replace(offer, instance_type=kind) for kind in kinds]
 
     def digests():
-        frame = mart(here.warehouse, "instance_types", provider="local")
+        frame = here.warehouse.select("instance_types", {"provider": "local"})
         return dict(zip(frame["name"], frame["digest"], strict=True))
 
     machines = Forgetful()
@@ -116,7 +115,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     found = prices.current_offers(here)
     assert sorted(found, key=by_type) == sorted(machines.offers(NOON), key=by_type)
     assert paid(found) == pytest.approx({"on-demand": 0.0625, "spot": 0.045})
-    stored = mart(here.warehouse, "offers", instance_type="s.large")
+    stored = here.warehouse.select("offers", {"instance_type": "s.large"})
     public = {"on-demand": 0.125, "spot": 0.05}
     assert dict(zip(stored["market"], stored["usd_per_hour"], strict=True)) == public
     machines.terms = Ec2()

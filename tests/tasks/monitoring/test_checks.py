@@ -24,7 +24,6 @@ from tests.warehouse.builders import load, record, setup, write
 from warehouse import reads
 from warehouse.append import append, note_instance_types, note_workloads
 from warehouse.export import ledger_summary
-from warehouse.reads import mart
 
 DAY = timedelta(days=1)
 LATER = pd.Timestamp(NOON).tz_localize(None) + DAY
@@ -58,7 +57,7 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
     nothing_new = slow | {"runs": slow["runs"].query("measured_at < @LATER")}
     assert note_drift(here, nothing_new, half_fitted(), "r2", NOON) == [sentence]
     assert note_drift(here, frames(), half_fitted(), "r3", NOON) == []
-    assert drifting_types(here) == {} and set(mart(here.warehouse, "drift")["model_version"]) == {
+    assert drifting_types(here) == {} and set(here.warehouse.select("drift")["model_version"]) == {
         "3"
     }
 
@@ -97,9 +96,9 @@ def test_a_slow_run_is_stored_once(defined):
     ran(defined, "slow", 60.0, hours=1, rank_compute_s=[30.0, 60.0])
     [sentence] = note(defined)
     assert "s.small" in sentence and note(defined, "r2") == [sentence]
-    assert mart(defined.warehouse, "alarms")["refresh_id"].tolist() == ["r1"]
+    assert defined.warehouse.select("alarms")["refresh_id"].tolist() == ["r1"]
     ran(defined, "usual-again", 0.0001, hours=2)
-    assert mart(defined.warehouse, "alarms").empty
+    assert defined.warehouse.select("alarms").empty
     assert note_alarms(defined, None, "r1", NOON) == []
 
 
@@ -109,7 +108,7 @@ def test_a_slow_machine_is_the_cause_of_its_slow_run(defined):
     ran(defined, "slow", 60.0, hours=9, reference_s=[0.15, 0.2])
     run, *machines = note(defined)
     assert "slow" in run and note_alarms(defined, None, "r1", NOON) == machines != []
-    assert mart(defined.warehouse, "alarms")["cause"].tolist() == ["speed"]
+    assert defined.warehouse.select("alarms")["cause"].tolist() == ["speed"]
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def published(here):
 
 def measure(here, times):
     """The named setups of conv took so many times what was promised, the next day."""
-    table = mart(here.warehouse, "recommendations", workload="conv").query("cluster.notna()")
+    table = here.warehouse.select("recommendations", {"workload": "conv"}).query("cluster.notna()")
     names = ["cluster", "layout", "batch_per_device", "accumulation_steps", "strategy"]
     names += ["workload", "precision", "switches"]
     rows = [
@@ -143,7 +142,7 @@ def test_promises_are_judged_once_by_runs_measured_since(published, times, failu
     since = measure(published, times)
     assert judge_promises(published, since, "refresh-2", NOON + DAY) == 4
     assert judge_promises(published, since, "refresh-3", NOON + 2 * DAY) == 0
-    ledger = mart(published.warehouse, "regret_ledger")
+    ledger = published.warehouse.select("regret_ledger")
     assert (ledger["verdict"] == "missed_constraint").sum() == failures
     ratio = ledger["measured_step_s"] / ledger["promised_step_s"]
     assert ratio.tolist() == pytest.approx([times] * 4) and not ledger["regret"].gt(0.01).any()

@@ -8,6 +8,7 @@ import pandas as pd
 from models.domain.workload import Goal, Workload
 from models.planner.planner import Recommendation
 from models.step_time.model import fit
+from tasks.market.offers import with_facts
 from tasks.recommendation.answer import _by_gpu
 from tasks.recommendation.case import Case
 from tasks.recommendation.pilots import measure_first, pilots_for
@@ -24,7 +25,8 @@ NONE = NOTHING.reindex(columns=["workload", "measured_at"])
 
 
 def case_of(here, champion, workload, sold=None, runs=NONE):
-    return Case.of(here, champion, workload, sold or here.provider.offers(NOON), runs)
+    known = with_facts(workload, here.mart("workloads"))
+    return Case.of(here, champion, known, sold or here.provider.offers(NOON), runs)
 
 
 def pilots_of(here, champion, workload, *, sold=None):

@@ -12,7 +12,6 @@ from tasks.training.registry import Champion
 from tasks.training.train import Challenger, challenge, register
 from tests.installed import NOON, champion, measured, model, scores
 from warehouse import reads
-from warehouse.reads import mart
 
 
 def frames(**changes):
@@ -74,10 +73,10 @@ def test_the_version_its_card_its_scores_and_the_decision_are_written_down(here,
     made = challenger(promote)
     assert register(here, made, frames(), "refresh-9", NOON) == (4, made.decision)
     assert logged["moves"] == [("promote" if promote else "refuse", "local", 4, "ruled")]
-    [row] = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
+    [row] = here.warehouse.select("model_versions", {"provider": "local"}).to_dict("records")
     assert (row["version"], row["promoted"], row["reason"]) == ("4", promote, "ruled")
     assert row["training_digest"] == logged["provenance"].training_digest
-    written = mart(here.warehouse, "scores", provider="local", version="4")
+    written = here.warehouse.select("scores", {"provider": "local", "version": "4"})
     assert set(written["mean_error"]) == {0.05}
     assert "conv, lm" in logged["card"]
 
@@ -87,5 +86,5 @@ def test_a_champion_of_another_machine_is_compared_with_too(here, logged, monkey
     version, decision = register(here, replace(first(), over=1), frames(), "refresh-9", NOON)
     assert not decision.promote
     assert logged["moves"] == [("refuse", "local", 4, decision.reason)]
-    [row] = mart(here.warehouse, "model_versions", provider="local").to_dict("records")
+    [row] = here.warehouse.select("model_versions", {"provider": "local"}).to_dict("records")
     assert (row["version"], row["promoted"]) == (str(version), False)
