@@ -74,12 +74,13 @@ def note_import(
 
 
 def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: Any) -> int:
-    """Append workload definitions or facts that have changed, and return the number of new rows.
+    """Append workload definitions and facts that have changed; return the number of new rows.
 
-    A row is appended if it differs from the newest stored row of its workload and kind.
+    A definition is compared with the newest stored definition of the same workload. Facts are
+    compared with the newest stored facts.
 
-    workloads: rows of two kinds. Definitions from srift.toml have a `digest`. Facts (parameters,
-    FLOPs, ...) from an import have an empty `digest` and an `import_id`.
+    workloads: definitions or facts. A definition from srift.toml has a `digest`. Facts
+    (parameters, FLOPs, ...) from an import have an empty `digest` and an `import_id`.
     stamp: columns to add to every row.
     """
     rows = [dict(row) | stamp for row in workloads]
@@ -87,7 +88,7 @@ def note_workloads(connection: Connection, workloads: Sequence[Row], **stamp: An
 
 
 def note_instance_types(connection: Connection, types: Sequence[Row], *, noted_at: datetime) -> int:
-    """Append each instance-type definition that differs from the type's newest stored definition.
+    """Append the definitions of instance types that are new or have changed; return their number.
 
     types: rows with the columns of the mart `instance_types`.
     """

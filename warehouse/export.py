@@ -1,7 +1,8 @@
 """Write the published copies of the recommendations: DuckDB, Parquet and CSV files.
 
 Readers open these copies, never the pipeline's DuckDB file. Any DuckDB 1.x or 2.x client can read
-the copies. New copies replace old copies by renaming, so that a reader of an old copy can finish.
+the copies. A new file replaces the old file by renaming. A reader that has opened the old file can
+continue to read it.
 """
 
 from __future__ import annotations

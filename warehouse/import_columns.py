@@ -75,7 +75,8 @@ def changes(connection: Connection, workloads: Sequence[str] = ()) -> dict[str, 
 
     Returns the counts rows_gone, facts_gone, facts_new, facts_changed and facts_same. The file
     importing/changes.sql defines them.
-    workloads: facts_new, facts_changed and facts_same count only the facts of these workloads.
+    workloads: the workloads that facts_new, facts_changed and facts_same count. The other counts
+        cover all workloads.
     """
     text = (_FOLDER / "changes.sql").read_text()
     return rows_of_query(connection, text, {"workloads": list(workloads)})[0]
@@ -103,7 +104,7 @@ def implausible(
     `place` is the line or row number in the file.
     types: one row per known instance type and precision, with the columns provider, name, devices,
         precision and peak_tflops.
-    workloads: workloads of which all staged rows are checked. For other workloads, only rows that
+    workloads: all staged rows of these workloads are checked. For other workloads, only rows that
         are not stored yet are checked.
     """
     connection.register("known_types", pa.Table.from_pylist(list(types)))

@@ -111,8 +111,8 @@ class SharedWarehouse(Warehouse):
     def transact(self) -> Iterator[Connection]:
         """Yield a connection with a transaction, which is committed at the end of the block.
 
-        Raises WarehouseError at the end of the block, after a rollback, if this process has lost
-        the lock for writers.
+        If this process has lost the lock for writers, the end of the block rolls the transaction
+        back and raises WarehouseError.
         """
         with super().transact() as connection:
             yield connection
@@ -256,7 +256,10 @@ def lock(connection: Connection, key: int, wait_s: float) -> None:
 
 
 def _holder(connection: Connection) -> str:
-    """Return the name of the process that holds the lock for writers, or "another process"."""
+    """Return the name of the process that holds the lock for writers.
+
+    Returns "another process" if the name is unknown.
+    """
     roll_back(connection)  # PostgreSQL answers no query in a failed transaction
     query = (
         "select application_name from pg_locks join pg_stat_activity using (pid)"

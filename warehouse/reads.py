@@ -113,7 +113,7 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
 def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
     """Return the provider's spot interruption rates, {instance type: interruptions per hour}.
 
-    A rate is the mean over all regions and zones of the newest offers.
+    A rate is the mean over the instance type's newest spot offers in all regions and zones.
     """
     query = """
         select instance_type, avg(interruptions_per_hour)
@@ -128,8 +128,8 @@ def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
 def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return events of past launches, such as starts, refusals and restarts, as {name: frame}.
 
-    The names are the marts checkpoints, compilations and restarts, and the files launches/*.sql
-    without suffix, such as "starts".
+    A name is either a mart ("checkpoints", "compilations" or "restarts") or the name of a file in
+    launches/ without ".sql", such as "starts".
     """
     queries = {file.stem: file.read_text() for file in SQL_FOLDER.glob("launches/*.sql")}
     marts = {name: name for name in ("checkpoints", "compilations", "restarts")}

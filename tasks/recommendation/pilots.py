@@ -37,13 +37,13 @@ _HELPS = 0.02  # pilots are suggested only if they remove at least this share of
 def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], count: int) -> Row:
     """Return suggested runs (pilots) for the first goal of the case's workload.
 
-    Regret is the loss of a choice minus the loss of the best setup. A loss is the natural log of
-    hours or dollars, plus a penalty for missing the deadline or budget. Keys of the result:
+    The keys of the result are:
 
-        settled: True if the expected regret is below SETTLED, so that no run is needed. False if
-            runs are suggested. None if no useful run was found, or if the first run costs more
-            than it is expected to save.
-        regret: the expected regret of choosing now, or None if it is unknown.
+        settled: True if `regret` is below SETTLED, so that no run is needed. False if runs are
+            suggested. None in all other cases. `reason` then says why no run is suggested.
+        regret: the expected regret of choosing now, or None if it is unknown. Regret is the loss
+            of a choice minus the loss of the best setup. A loss is the natural log of hours or
+            dollars, plus a penalty for missing the deadline or budget.
         runs: at most `count` dictionaries, each with a run's setup and four other keys. `seconds`
             and `usd` are the duration and cost of a launch with only this run. `planned` is a pair
             (cluster, PlannedRun). `regret_after` is the expected regret after this run and all
@@ -174,11 +174,11 @@ def _candidates(
     """Return the unmeasured setups from which the suggested runs are chosen, in this order:
 
     1. Setups with a single device, if the workload was never measured.
-    2. Setups of the choice set, which are the setups that might turn out to be the best.
-    3. Other setups in the modes of the choice set, cheapest per hour first. If the choice set is
-       empty, all modes are used.
+    2. Setups of the choice set: the setups that might turn out to be the best.
+    3. Other setups, cheapest per hour first. Their modes occur in the choice set. If the choice
+       set is empty, every mode of the workload is used.
 
-    A setup has at most _MOST_HOSTS machines. `max_hosts` in srift.toml can lower this limit.
+    A setup has at most _MOST_HOSTS machines, and at most `max_hosts` of srift.toml.
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     # Clusters of several instance types are included only if they might be recommended.

@@ -26,10 +26,12 @@ def size(
 
     The keys of the result are:
 
-        scaling: rows with the largest efficient cluster for an instance type and mode.
-        checks: rows with the measured and predicted efficiency of a cluster size.
-        best_batch: rows with the batch at which a single device computes the most samples per
-            second.
+        scaling: a row for each instance type, mode and unit. The row has the largest efficient
+            cluster. A unit is a device, or a machine with a given number of devices.
+        checks: a row for each row of `scaling` and each cluster size. The row has the measured
+            and the predicted efficiency.
+        best_batch: a row for each instance type and mode. The row has the batch at which a single
+            device computes the most samples per second.
         formulas: {name of a computed value: its formula}.
         notes: sentences for the user, for example on instance types whose scaling is unknown.
         workload, provider: the arguments `name` and `provider`.

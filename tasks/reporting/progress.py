@@ -82,7 +82,7 @@ _OUTER: list[Any] = []  # the logger of the flow run that called `tell_all`
 
 
 def log_to_run(text: str) -> None:
-    """Log `text` to the current Prefect flow run, and to the flow run that called `tell_all`.
+    """Log `text` to the current Prefect flow run, and to the outer flow run set by `tell_all`.
 
     Without a current flow run, nothing is logged.
     """
@@ -91,7 +91,10 @@ def log_to_run(text: str) -> None:
 
 
 def tell_all() -> None:
-    """Make later calls of `log_to_run` in sub-flows also log to the current flow run."""
+    """Set the current flow run as the outer flow run.
+
+    The outer flow run also receives the text that its sub-flows pass to `log_to_run`.
+    """
     _OUTER[:] = [*_run_loggers().values()][-1:]
 
 

@@ -101,7 +101,8 @@ Plot = Callable[["Axes", pd.DataFrame], None]
 def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     """Return the panels of the page that show the rows of a query.
 
-    A panel shows consecutive rows with the same `title` as a table and, for some queries, a chart.
+    Consecutive rows with the same `title` form a panel. A panel has a table and, for some queries,
+    a chart.
     name: the query of warehouse/report that returned the rows.
     """
     panels, plot = [], _PLOTS.get(name)

@@ -82,7 +82,7 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     """Return the rows as a table of text, without columns that are empty in every row.
 
     columns: a line `heading: format` for each column, such as `risk: {risk:.0%}`. `_Cell` fills the
-        format with the values of a row. A colon in the format makes the column right-aligned.
+        format with the values of a row. A column is right-aligned if its format contains a colon.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
     known = [defaultdict(lambda: None, row) for row in rows]
@@ -259,8 +259,8 @@ def recommendation_table(rows: Sequence[Row]) -> TextTable:
 def _recommended(row: Row) -> dict[str, Any]:
     """Return a copy of the row, with the values that the columns _RECOMMENDED and _MORE need.
 
-    If the row has no cluster, only goal, rank, status and device are shown. The device is shown in
-    the column `cluster`.
+    If the row has no cluster, all values are empty, except goal, status, rank and `cluster`. The
+    value of `cluster` is then the row's device.
     """
     status = "" if row["status"] in ("recommended", "alternative") else row["status"]
     texts = {"goal": goal_text(row), "status_shown": status}
@@ -504,8 +504,9 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with three added texts.
 
     type_and_mode: the instance type and, if it is not the default, the mode.
-    units: the unit of the cluster size: "devices", "machines" or, for example, "machines of 4".
-    mark: `*` if the step time was composed of measured micro-steps (gradient accumulation).
+    units: the unit of the cluster size: "devices", "machines" (which use one device each) or, for
+        example, "machines of 4" (which use four devices each).
+    mark: `*` if some step times were computed as the sum of measured micro-steps.
     """
     shown = []
     for row in rows:

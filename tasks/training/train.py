@@ -26,7 +26,8 @@ SEED = 11
 class Challenger:
     """A new model, and the decision whether it replaces the model in use.
 
-    held_out: a prediction of each run by a model fitted without this run (cross-validation).
+    held_out: predictions of the runs' step times in cross-validation. Each prediction is
+        made by a model that was fitted without the run.
     scoreboard: the errors of the predictions in `held_out`.
     over: version of the model in use when the models were compared; None if there was none.
     """

@@ -13,8 +13,8 @@ USER = "srift"
 def new_credential() -> str:
     """Return the text `srift:PASSWORD` with a new password.
 
-    Servers need a new password at each start. A browser sends a remembered password to any server
-    on the same port, even to the server of another user.
+    A server must not reuse a password after a restart. While the server was stopped, a browser may
+    have sent the password to another user's server on the same port.
     """
     return f"{USER}:{secrets.token_urlsafe(32)}"
 

@@ -89,7 +89,8 @@ class ServerEnded(Exception):
 def wait_until_serving(server: subprocess.Popen[bytes], port: int) -> None:
     """Wait until `server` or one of its child processes listens on the loopback port `port`.
 
-    Other processes on the port are ignored, because clients would send them the server's password.
+    The wait does not end if an unrelated process listens on the port. Clients would send the
+    server's password to that process.
 
     Raises ServerEnded if `server` ends or does not listen within two minutes.
     """

@@ -98,8 +98,8 @@ class Campaign(_Section):
 class Choice(_Section):
     """The section [choice]: how the planner ranks setups that exceed the deadline or budget.
 
-    overshoot_price: penalty for exceeding the deadline or budget. With 10, each 1 % over the limit
-        counts like 10 % more of the dollars or hours that the goal minimizes.
+    overshoot_price: penalty for exceeding the deadline or budget. With 10, exceeding it by 1 % is
+        as bad as a 10 % higher value of the objective (dollars or hours).
     """
 
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
@@ -257,7 +257,7 @@ class Shared(_Section):
     def url(self, database: str, driver: str = "") -> str:
         """Return the URL of `database` without a password.
 
-        driver: SQLAlchemy's driver after a plus sign, such as "+psycopg2"; "" for libpq.
+        driver: "+" and the name of an SQLAlchemy driver, such as "+psycopg2"; "" for libpq.
         """
         host, query = quote(self.host), ""
         if "/" in self.host:  # the folder of a Unix socket
@@ -471,8 +471,8 @@ def load_settings(file: Path | None = None) -> Settings:
         )
     if path.parent != here and path.stat().st_uid not in (0, os.geteuid()):
         raise SettingsError(
-            f"{path} belongs to another user, and can make Srift run their code. If you trust it,"
-            f" run the command in {path.parent}"
+            f"{path} belongs to another user, and can make Srift run this user's code. If you trust"
+            f" the user, run the command in {path.parent}"
         )
     try:
         body = tomllib.loads(path.read_text("utf-8-sig"))
@@ -525,7 +525,7 @@ def _stated_by(variable: str) -> dict[str, Any]:
 def _merge(body: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Merge the nested dictionary `changes` into `body`. Values of `changes` take precedence.
 
-    Raises ValueError if `changes` has a dictionary where `body` has another value.
+    Raises ValueError if a key has a dictionary in `changes`, but another type of value in `body`.
     """
     for key, value in changes.items():
         if not isinstance(value, dict):

@@ -162,8 +162,8 @@ def file_source(root: Path, name: str, requirements: str, without: Collection[Pa
 
     - The code file or the requirements file is missing.
     - A file is a link that leads out of `root`, to a hidden file or to a path in `without`.
-    - There is a requirements file, and the files are too large.
-    - There is a requirements file, and a file would shadow Srift's package `node`.
+    - `requirements` is not empty, and the two files are too large.
+    - `requirements` is not empty, and a file would shadow Srift's package `node`.
     """
     path = root / name
     if not path.is_file():
@@ -204,10 +204,10 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
 
 
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
-    """Return True if `path` is a symbolic link that must not be sent to machines.
+    """Return True if `path` contains a symbolic link and leads to a forbidden target.
 
-    Such a link leads to a folder, out of `root`, to a hidden file, or to a path in `without` or
-    below it. A file inside a linked folder also counts as a link.
+    A forbidden target is a folder, lies outside `root`, is hidden, or is a path in `without` or
+    below it. The link may be `path` itself or one of its parent folders.
     """
     target = path.resolve()
     hidden = "/." in str(target).removeprefix(str(root))

@@ -55,7 +55,7 @@ class WorkloadData:
 def source_of(text: str, root: Path) -> Path | Address:
     """Parse the setting `data`: a folder relative to `root`, or an S3 address.
 
-    The folder need not exist. Raises BadData if `text` has the form of neither.
+    The folder need not exist. Raises BadData if `text` is malformed.
     """
     if text.strip() and text.isprintable() and "://" not in text:
         return (root / Path(text).expanduser()).resolve()
@@ -71,13 +71,13 @@ def read_data(text: str, root: Path, home: Path, follow_links: bool) -> Workload
     """Return the location and digest of a workload's data.
 
     text: the setting `data`.
-    root: the folder to which a relative path in `text` is relative.
+    root: the folder that a relative path in `text` starts from.
     home: SRIFT_HOME.
     follow_links: if False, symbolic links must not lead out of the folder.
 
     Raises BadData in these cases:
 
-    - The text has the form of neither a folder nor an S3 address.
+    - `text` is malformed.
     - The folder contains SRIFT_HOME.
     - The files of the folder cannot be sent to machines.
     """

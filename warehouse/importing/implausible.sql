@@ -1,5 +1,5 @@
 -- Returns place, column, text and reason for each implausible row of `staged`. All rows of
--- $workloads are checked. Of other workloads, only rows that are not stored yet are checked.
+-- $workloads are checked. For other workloads, only rows that are not stored yet are checked.
 -- `known_types` has provider, name, devices, precision and peak_tflops, for each precision that the
 -- device supports. $most_ratio limits the ratio of step times of one setup. $headroom limits the
 -- ratio of implied to peak TFLOP/s.

@@ -59,11 +59,11 @@ def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
 
 
 def _alternatives(cluster: RankedCluster) -> tuple[object, ...]:
-    """Return a grouping key: consecutive clusters with equal keys share a request.
+    """Return a key. Consecutive clusters with equal keys become alternatives in one request.
 
-    SageMaker starts one of the clusters in a request. On-demand clusters of a single instance type
-    have equal keys if they have the same region and training command. Any other cluster has a
-    unique key.
+    SageMaker starts one of the alternatives. On-demand clusters of a single instance type have
+    equal keys if they have the same region and training command. Any other cluster has a unique
+    key.
     """
     if cluster.market == "spot" or len(cluster.types) > 1:
         return (cluster.rank,)

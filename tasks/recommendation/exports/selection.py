@@ -1,4 +1,4 @@
-"""Select the published rows to export: the row of the requested rank, and lower-ranked rows."""
+"""Select the published row to export, and the other rows of its goal."""
 
 import math
 import re
@@ -214,7 +214,7 @@ def select(
 
 
 def only_goal(stated: Sequence[GoalSettings]) -> str | None:
-    """Return the goal of a workload as text; None unless exactly one goal is stated."""
+    """Return the only goal in `stated` as text; None if there are no goals or several."""
     if len(stated) != 1:
         return None
     [only] = stated
