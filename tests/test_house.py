@@ -46,15 +46,17 @@ def foreign(package, allowed):
     return found
 
 
-def compares_a_provider(node):
-    inside = ast.walk(node) if isinstance(node, ast.Compare | ast.MatchValue) else ()
-    return any(isinstance(one, ast.Constant) and one.value in ("ec2", "local") for one in inside)
-
-
 def test_nothing_branches_on_the_name_of_a_provider():
     """Elsewhere `spends_money` tells; in the settings `[local]` is a section."""
     files = [path for path in sources(*ROOMS) if not name(path).startswith("tasks/providers/")]
-    found = [name(path) for path in files for node in nodes(path) if compares_a_provider(node)]
+    found = [
+        name(path)
+        for path in files
+        for node in nodes(path)
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and one.value in ("ec2", "local")
+    ]
     assert set(found) <= {"tasks/workspace/settings.py"}
 
 

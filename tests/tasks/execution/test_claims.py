@@ -93,17 +93,21 @@ def test_a_claim_is_settled_by_its_home_once_no_lease_is_left(claimed):
     assert left(other) == 10.0
 
 
-def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(claimed, monkeypatch):
-    def busy(*_):
-        raise WarehouseBusy("another's turn")
-
-    here, other = claimed
+def settles_later(here, other, monkeypatch, *change):
+    """With the change nothing is settled, and without it everything."""
     with monkeypatch.context() as patched:
-        patched.setattr(type(here.warehouse), "transact", busy)
+        patched.setattr(*change)
         settle(here, NOON)
     assert left(other) == 4.0
     settle(here, NOON)
     assert left(other) == 10.0
+
+
+def test_a_warehouse_that_does_not_answer_delays_a_settlement_only(claimed, monkeypatch):
+    def busy(*_):
+        raise WarehouseBusy("another's turn")
+
+    settles_later(*claimed, monkeypatch, type(claimed[0].warehouse), "transact", busy)
 
 
 def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team):
@@ -119,13 +123,8 @@ def test_a_claim_of_a_home_that_never_comes_back_counts_in_its_month(team):
 
 def test_a_campaign_that_begins_while_others_are_settled_keeps_its_claim(team, monkeypatch):
     here, other, _ = team
-    with monkeypatch.context() as patched:
-        begin = lambda _: claim(here, "r-1", 6.0, NOON)  # noqa: E731
-        patched.setattr("tasks.execution.claims.at_work", begin)
-        settle(here, NOON)
-    assert left(other) == 4.0
-    settle(here, NOON)
-    assert left(other) == 10.0
+    begin = lambda _: claim(here, "r-1", 6.0, NOON)  # noqa: E731
+    settles_later(here, other, monkeypatch, "tasks.execution.claims.at_work", begin)
 
 
 def test_a_campaign_settles_its_own_claim_and_the_reaper_all_if_it_could_look_everywhere(claimed):

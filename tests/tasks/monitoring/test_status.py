@@ -73,8 +73,9 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here):
     assert status.status_of("local")["published"] is None
     publish(here, datetime.now(UTC) - 3 * DAY, reason="cheap; caution: doubtful")
     found = status.status_of("local")
-    assert found["published"]["published_at_h_ago"] == pytest.approx(72, abs=0.1)
-    assert found["published"]["rows"] == 1 and found["published"]["model_version"] is None
+    published = found["published"]
+    assert published["published_at_h_ago"] == pytest.approx(72, abs=0.1)
+    assert published["rows"] == 1 and published["model_version"] is None
     assert sum("3.0 days old" in one for one in found["stale"]) == 3
     assert "doubtful" in found["stale"] and found["report_page"] == str(here.report_page)
     publish(here, NOW)
