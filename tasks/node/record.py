@@ -3,7 +3,8 @@
 The controller is the process that launched the nodes (machines). Controller and nodes exchange
 files through the mailbox, which is a folder or, on EC2, an S3 prefix. An attempt is one start of
 torchrun on all nodes that take part. In the file names below, <a> is the number of the attempt,
-counted from 1. This module imports only the standard library.
+counted from 1. Each node runs an agent, which starts torchrun. torchrun starts a worker for each
+rank. This module imports only the standard library.
 
     written by the controller
         plan.json           the Plan; a higher attempt number in this file starts a new attempt
@@ -59,8 +60,9 @@ class WorkloadFile:
     file: path of a Python file, or of a .tar.gz archive that a node unpacks. The path is relative
         to the mailbox, the folder that controller and nodes share.
     source: path of the code file in the user's folder, such as "models/mine.py". An archive has
-        the code file at the same path. A node loads the code file if `module` is empty.
-    module: name of the module that a node imports from the archive, such as "models.mine".
+        the code file at the same path.
+    module: name of the module that a node imports from the archive, such as "models.mine". If it is
+        empty, a node loads the code file by its path.
     requirements: path of the requirements file in the archive.
     requirements_digest: hash of all files that pip reads.
     environment: path of the virtual environment with the requirements; empty if the node installs
@@ -113,7 +115,7 @@ class Devices:
 
     @property
     def checked(self) -> bool:
-        """Return True if `name` is the name of a GPU. Nodes check GPUs before torchrun starts."""
+        """Return True if nodes check this device before torchrun starts. They check only GPUs."""
         return self.name not in (CPU, ANY)
 
 
@@ -130,9 +132,10 @@ class Item:
         The run ends early after the window in which `most_s` seconds have passed. Losses are
         comparable between runs with the same seed, nodes, devices and batches.
     elastic: train `most_steps` steps, even if nodes are lost. Only the first node must not be lost.
-        After a loss, the remaining nodes wait `wait_s` seconds for a replacement. Then all nodes in
-        the run divide the global batch. A checkpoint is written every `checkpoint_every` steps. An
-        elastic run is the only run of its plan, uses ddp, and has the `switches` "none".
+        After a loss, the remaining nodes wait `wait_s` seconds for a replacement. Then the
+        remaining and new nodes divide the global batch. A checkpoint is written every
+        `checkpoint_every` steps. An elastic run is the only run of its plan. It uses ddp without
+        switches.
 
     Other fields:
 
@@ -194,7 +197,8 @@ class Plan:
     join_s: maximum seconds that nodes wait for each other at the start. Before this wait, a
         node checks its GPUs for at most `join_s` seconds.
     prepare_s: maximum seconds that nodes take to install requirements.
-    patience_s: seconds for repeating disturbed measurements (see measuring.Patience).
+    patience_s: seconds, shared by all runs, for repeating measurements that other virtual machines
+        disturbed (see measuring.Patience).
     ranks: the indices of the nodes that take part in this attempt, in ascending order; empty means
         all nodes.
     pairs: True to measure the link between each pair of machines before the runs.
@@ -273,8 +277,8 @@ class Plan:
 def plan_from_json(text: str) -> Plan:
     """Parse a plan from JSON.
 
-    Raises KeyError if `workloads`, `items` or `expected` is missing, and TypeError if another field
-    is missing or unknown.
+    Raises KeyError if `workloads`, `items` or `expected` is missing. Raises TypeError if any other
+    required field is missing, or if a field is unknown.
     """
     body = json.loads(text)
     for name, kind in (("workloads", WorkloadFile), ("items", Item), ("expected", Devices)):

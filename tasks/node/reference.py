@@ -1,8 +1,8 @@
 """Time a fixed computation beside each measurement, to show how fast the machine was then.
 
-The computation multiplies small matrices and copies memory. A busy host slows down this computation
-as it slows down training, for example by a lower clock rate. The times are comparable
-only between machines of the same instance type.
+The computation multiplies small matrices and copies memory. A busy host slows down both this
+computation and training, for example because the host lowers its clock rate. The times are
+comparable only between machines of the same instance type.
 """
 
 import torch

@@ -207,10 +207,10 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
 
 def readable() -> list[str]:
-    """Return the paths that pip must be able to read, such as Python's folders and certificates.
+    """Return the paths that pip must be able to read.
 
-    For simplicity, the list has the values of all environment variables that pip gets, even values
-    that are not paths.
+    These are Python's folders and the values of pip's environment variables, such as the path of
+    certificates. Values that are not paths are not removed.
     """
     return [sys.base_prefix, *_packages(), *_carried().values()]
 

@@ -11,7 +11,8 @@ The worker processes of a DataLoader finish batches at about the same time, so w
 come in bursts. A median would ignore rare long waits. The step time of a workload with a loader is
 therefore a sum: the median of (duration - wait), plus the mean wait. In a block, all workers make
 equally many batches, because the number of steps is a multiple of the number of workers. Workers
-are paused between blocks, because batches loaded in a pause would shorten the next waits.
+are paused between blocks. Otherwise, they would load batches in advance, and the waits in the next
+block would be too short.
 """
 
 import math

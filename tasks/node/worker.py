@@ -64,9 +64,9 @@ def main() -> None:
 def serve(launch: Launch, item: Item) -> None:
     """Measure the run `item` together with the run's other ranks.
 
-    The run's first rank writes the record. In a run with several ranks, an error of the measurement
-    ends this process (see `abort`). After NotMeasured or an error in `prepare`, the process goes
-    on, because all ranks of the run know the error.
+    The run's first rank writes the record. If `prepare` reports a problem, or NotMeasured is
+    raised, all ranks of the run know the error, and the process continues. In a run with several
+    ranks, any other error ends the process (see `abort`).
     """
     reset_peak(launch.device)
     launch.begin(item)
@@ -165,8 +165,8 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
 def abort(launch: Launch, item: Item, error: Exception) -> NoReturn:
     """End this process because of `error`, so that torchrun ends the other ranks.
 
-    Before the end, the run is recorded as failed. If `error` only means that another rank was lost,
-    nothing is recorded, because the lost rank is the cause.
+    The run is first recorded as failed, unless `error` means that the connection to another rank is
+    lost. In that case, the other rank caused the failure.
     """
     reason = f"{launch.label}: {explain(error, launch.plan.workload(item))}"
     code = EXIT_LOST_PEER

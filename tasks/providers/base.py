@@ -6,7 +6,7 @@ died. Each machine runs an agent, the program that measures. Agents and controll
 through a folder, the mailbox.
 
 ProviderError
-+-- NoCapacity       too few machines are available now at a permitted price; the flow goes on
++-- NoCapacity       too few machines are available now at a permitted price
 +-- NotSupported     this computer or account can never serve the request
 +-- LeaseUnreadable  a lease file exists but cannot be read; its machines may still be running
 +-- NotSwept         the reaper failed to check a region or a lease, or to end a machine
@@ -203,17 +203,18 @@ class RunningCluster(Protocol):
         """Return the state of each machine, in rank order."""
 
     def now_unix(self) -> float:
-        """Return the Unix time on the clock that sets the modification times of mailbox files.
+        """Return the Unix time from which the ages of heartbeats are computed.
 
-        The age of a heartbeat is this time minus the modification time of the heartbeat's file. The
-        EC2 provider returns the time at which the last complete download of files began.
+        The age is this time minus the modification time of the heartbeat's file. Both times are
+        from the same clock. The local provider returns the current time. The EC2 provider returns
+        the time at which the last complete download of files began.
         """
 
     def usd_so_far(self) -> float | None:
         """Return the cost in dollars since the machines were acquired; None if unknown."""
 
     def note_download(self, usd: float) -> None:
-        """Store that each machine of the launch downloads files from S3 for `usd` dollars.
+        """Store `usd`, the maximum cost in dollars of each machine's downloads from S3.
 
         A machine that replaces a lost machine downloads the files again, at the same cost.
         """

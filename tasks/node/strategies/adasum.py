@@ -13,7 +13,8 @@ adasum-delta  each rank takes its optimizer's step; then the weight changes are 
 The algorithm is recursive halving and doubling over P = 2^m ranks. At level k, ranks r and r xor
 2^k are partners. The two partners hold the same segment of two different vectors:
   1. Each rank keeps half of its segment and sends the other half to its partner.
-  2. Three dot products per parameter are summed over the 2^(k+1) ranks that share the two vectors.
+  2. Each rank computes three dot products per parameter for its half. They are summed over the
+     2^(k+1) ranks that together hold the two vectors.
   3. Each rank combines its half.
 After the last level, the halves are sent back. A rank sends 2 (P - 1) / P of the values, as in a
 ring all-reduce. A rank also sends 24 m (m + 1) / 2 bytes of dot products per parameter tensor.

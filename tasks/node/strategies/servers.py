@@ -1,16 +1,17 @@
 """Average gradients through parameter servers [Li et al. 2014].
 
-    ps-S    S servers each average 1/S of each gradient bucket. A server is the first device of one
-            of the first S machines, and also trains
+    ps-S    S servers each average 1/S of each gradient bucket. Each of the first S machines has one
+            server: its first device. Servers also train
 
 Ranks push gradients and pull their mean, so every rank takes the same optimizer step as in ddp. On
-P machines with one device each, a server receives and sends (P - 1) / S of the gradient bytes. In a
-ring all-reduce, a rank receives and sends 2 (P - 1) / P of the gradient bytes.
+P machines with one device each, a server receives (P - 1) / S of the gradient bytes in the push. It
+sends (P - 1) / S in the pull. In a ring all-reduce, a rank receives and sends 2 (P - 1) / P of the
+gradient bytes.
 
-A push or a pull has one round per rank. In round r of a push, rank i sends to rank i + r, if that
-rank is a server. In round r of a pull, server i sends to rank i + r. The sums are modulo the number
-of ranks. A server therefore exchanges with one peer at a time. Buckets are exchanged one after
-another.
+With W ranks, a push or a pull has W - 1 rounds. In round r of a push, rank i sends to rank
+(i + r) mod W, if that rank is a server. In round r of a pull, server i sends to rank (i + r) mod W.
+A server therefore receives from one peer at a time in a push, and sends to one peer at a time in a
+pull. Buckets are exchanged one after another.
 """
 
 # DistributedDataParallel compares a hook's annotations with types: no `annotations` import.

@@ -5,8 +5,9 @@
             weights so far. To look up rows, ranks send their indices to the owner. The owner sends
             rows back, or sums of rows for an nn.EmbeddingBag [Naumov et al. 2019]
 
-Gradients are sent in the opposite direction, so a step equals a step of ddp up to rounding. The
-bytes that a rank sends for a table depend on the rank's batch, not on the size of the table.
+In the backward pass, ranks send the gradients of the rows to the owner. A step equals a step of ddp
+up to rounding. The bytes that a rank sends for a table depend on the rank's batch, not on the size
+of the table.
 
 If the ranks' batches differ, only the ranks with the smallest batch own tables. For example, slow
 hosts with much memory train small batches, own the tables, and look up rows for fast hosts.

@@ -80,8 +80,8 @@ _BLOCKS = {
 class LayerRun(NamedTuple):
     """Consecutive layers of a model that are divided among ranks together.
 
-    block: the Hugging Face module that contains the layers. All layers but the last take the input
-        of this module. None if each layer takes the output of the previous layer.
+    block: the Hugging Face module whose input is also the input of all layers except the last
+        layer. None if each layer takes the output of the previous layer.
     """
 
     layers: list[nn.Module]
@@ -109,12 +109,18 @@ def _unchanged(values: Tensor) -> Tensor:
 
 
 def _by_rank(ranks: int, joint: Tensor) -> Tensor:
-    """Reorder outputs from q, k and v of all heads to q, k and v of each rank's heads in turn."""
+    """Reorder the outputs of a joint q, k, v layer, so that each rank's outputs are consecutive.
+
+    The result begins with q, k and v of the first rank's heads. Then come q, k and v of the second
+    rank's heads, and so on.
+
+    joint: the weight or bias. Its rows are q of all heads, k of all heads, and v of all heads.
+    """
     return joint.view(3, ranks, -1, *joint.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """Convert `x` to the type in which autocast computes, to send 16-bit numbers too."""
+    """Convert `x` to autocast's type if autocast is on, so that ranks exchange 16-bit numbers."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
@@ -198,9 +204,12 @@ class Blocks:
 
         The first input is the hidden states. Other inputs, such as masks and position embeddings,
         are gathered if they have the same batch dimension. If only some ranks have a mask, the
-        other ranks add a mask that hides nothing but, in causal attention, later tokens.
+        other ranks add a mask. In causal attention, it hides later tokens. Otherwise, it hides
+        nothing.
 
-        given, named: the positional and keyword arguments of the call. Returns both, replaced.
+        given, named: the positional and keyword arguments of the call.
+
+        Returns the new positional and keyword arguments.
         """
         x, grid = (*given, *named.values())[0], self.grid
         bound = signature(block.forward).bind(*given, **named)
@@ -420,8 +429,8 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
 
     The first and the last layer of each run are linear layers or transformer layers.
 
-    columns: the number of ranks in a grid row. Attention of Hugging Face is a run only if the row
-        can divide its heads.
+    columns: the number of ranks in a grid row. A run includes the attention layers of a Hugging
+        Face block only if these ranks can divide the heads equally.
     """
     uses, runs = uses_of(model), list[LayerRun]()
 
@@ -446,14 +455,14 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
         )
 
     def has_divisible_heads(module: nn.Module, block: Any, keys: Any) -> bool:
-        """Return True if the ranks of a grid row can share the heads of `block` equally.
+        """Return True if the heads of `block` can be divided equally among the ranks of a grid row.
 
-        Returns True for a feed-forward block, which has no heads, and False for attention that
-        cannot be divided for another reason, such as cross-attention.
+        A feed-forward block has no heads, so the result is True. The result is False for attention
+        that cannot be divided for another reason, such as cross-attention.
 
         module: `block`, or the module that contains `block`.
-        keys: a layer with as many outputs as the attention keys of all heads have features. Several
-            query heads may share the keys of one head.
+        keys: a layer whose number of outputs is the number of key heads times the size of a head. A
+            block may have fewer key heads than query heads.
         """
         size = getattr(block, "head_dim", getattr(block, "attention_head_size", None))
         return size is None or (
@@ -522,8 +531,8 @@ def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
 
     divided_weights: number of elements in the weights of all divided layers.
     divided_inputs: number of elements per sample in the inputs of all divided layers.
-    divided_pairs: number of elements per sample that tensor-1d exchanges. For each pair of layers,
-        these are the input of the first layer and the output of the second layer.
+    divided_pairs: number of elements per sample in the inputs and outputs of all pairs of layers.
+        tensor-1d exchanges these elements.
     """
     found = dict.fromkeys(("divided_weights", "divided_inputs", "divided_pairs"), 0.0)
     hooks = []

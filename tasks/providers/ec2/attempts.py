@@ -38,7 +38,7 @@ class Attempt:
     """An attempt to launch the whole cluster in one market, with all machines in one zone.
 
     clusters: {possible zone: copy of the cluster with the zone's prices}.
-    groups: the cluster's machines in rank order.
+    groups: the groups of all machines of the cluster, in rank order.
     """
 
     market: str
@@ -55,7 +55,8 @@ def attempts(
 ) -> list[Attempt]:
     """Return the attempts to launch `cluster`: first in its market, then on-demand.
 
-    offers: prices in other zones and markets. The cluster's own offers take precedence.
+    offers: prices in other zones and markets. If both `offers` and `cluster` have a price for a
+        type, market and zone, the price of `cluster` is used.
     zones: the possible zones. An attempt uses only zones in which the prices of all its instance
         types are known. An attempt without such a zone is left out.
     markets: the permitted markets. If "on-demand" is missing, there is only the attempt in the
@@ -116,8 +117,8 @@ def _bid(offer: Offer, on_demand: Offer | None) -> float:
     An on-demand bid is the list price. A spot bid is SPOT_MARGIN times the current spot price, but
     at most the on-demand list price, and at least the current spot price.
 
-    A higher price in [ec2.prices] of srift.toml replaces the bid. The account's discounts do not
-    lower a bid, because EC2 compares bids with list prices.
+    If [ec2.prices] of srift.toml has a price higher than this bid, that price is the bid. Discounts
+    of the account do not lower the bid, because EC2 compares bids with list prices.
 
     on_demand: the on-demand offer of the same type in the same zone; None if unknown.
     """

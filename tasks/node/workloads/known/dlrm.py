@@ -74,7 +74,7 @@ def build(most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
 
 
 def _layers(*widths: int) -> nn.Sequential:
-    """Return linear layers from each of `widths` to the next width, each followed by a ReLU."""
+    """Return linear layers with a ReLU after each. Layer i maps widths[i] to widths[i + 1]."""
     return nn.Sequential(
         *(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU()))
     )
