@@ -114,7 +114,7 @@ class Session:
             self.env.pop(name, None)
         self.process = self.start()
         for name in (NIGHTLY, "hanging"):
-            self.ask(f"/deployments/{self.deployments()[name]['id']}/create_flow_run", {})
+            self.create_run(name)
 
     def start(self):
         prefect, mlflow = map(str, self.ports)
@@ -162,6 +162,10 @@ class Session:
 
     def deployments(self):
         return {one["name"]: one for one in self.ask("/deployments/filter", {})}
+
+    def create_run(self, name, **parameters):
+        body = {"parameters": parameters}
+        self.ask(f"/deployments/{self.deployments()[name]['id']}/create_flow_run", body)
 
     def run_of(self, name, state):
         """Wait until a run of the deployment is in this state, and return its id."""
@@ -308,7 +312,9 @@ def test_automations_are_installed_once_and_notify(session):
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 def test_the_page_of_a_refresh_shows_its_lines_and_artifacts_and_links_to_the_report(session):
     run = session.run_of(NIGHTLY, "COMPLETED")
-    assert "imported-net" in follow_the_report(session.servers, session.credential, run)
+    session.create_run(NIGHTLY, provider="ec2", max_usd=None)
+    runs = run, session.run_of(NIGHTLY, "FAILED")
+    assert "imported-net" in follow_the_report(session.servers, session.credential, *runs)
 
 
 @slow

@@ -135,9 +135,14 @@ def in_a_browser(asked, credential, folder):
     return seen
 
 
-def follow_the_report(asked, credential, run):
-    """Read the log and the artifacts of a refresh, and return the report that they link to."""
+def follow_the_report(asked, credential, run, failed):
+    """Read the log and the artifacts of a refresh, and return the report that they link to.
+
+    The log of a failed refresh must say what to do.
+    """
     with operators_page(asked, credential) as page:
+        page.goto(f"{asked['prefect'].url}/runs/flow-run/{failed}")
+        page.get_by_text("set a dollar cap with --max-usd").last.wait_for()
         page.goto(f"{asked['prefect'].url}/runs/flow-run/{run}")
         page.get_by_text("published 2 rows: ").wait_for()
         page.get_by_text("Artifacts", exact=True).click()

@@ -4,19 +4,9 @@
 it can, since variables are renamed.
 """
 
-from dataclasses import dataclass
+from collections import namedtuple
 
-
-@dataclass
-class Mutant:
-    """A guard taken out, and the tests that must fail then."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple
-
+Mutant = namedtuple("Mutant", "name file old new tests")
 
 _STEP = "models/step_time/model.py"
 _BASE = "tasks/providers/base.py"
@@ -224,7 +214,4 @@ _ROWS = (
         "tasks/node/test_requirements.py"),
 )  # fmt: skip
 
-MUTANTS = [
-    Mutant(name, file, old, new, tuple(f"tests/{test}" for test in tests.split()))
-    for name, file, old, new, tests in _ROWS
-]
+MUTANTS = [Mutant(*row, [f"tests/{test}" for test in tests.split()]) for *row, tests in _ROWS]
