@@ -176,14 +176,14 @@ class SetupFacts:
         return [device_kind(name, self.machines[name]) for name in names]
 
     def middle_of(self, workload: str, mode: Mode) -> float:
-        """Return log2 of the middle batch of a workload in a one-device mode.
+        """Return log2 of the middle batch of `workload` in the one-device mode `mode`.
 
         The middle batch is the first of these that exists:
 
         1. the median of the batches measured in `mode`
         2. 16,384 tokens, for a transformer
-        3. the median over the workload's other modes
-        4. the median over all workloads
+        3. the median of the middle batches of the workload's other modes
+        4. the median of the middle batches of all workloads
         5. 32 samples
         """
         if (workload, mode) in self.octaves:
@@ -246,9 +246,10 @@ class SetupFacts:
         )
 
     def points(self, cells: list[Cell], cell: IntArray, batch: FloatArray) -> Points:
-        """Return the inputs from which the one-device seconds of points are predicted.
+        """Return the inputs from which the seconds of one device are predicted, a row per point.
 
-        cells: (workload, one-device mode, kind of device).
+        A point is a batch in a cell. A cell is a (workload, one-device mode, kind of device).
+
         cell: (points,) the position in `cells` of each point.
         batch: (points,) the batch of each point.
         """
@@ -370,10 +371,10 @@ class SetupFacts:
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
         """Return four numbers that describe the exchange of gradients.
 
-        1. The bytes that a step sends: the bytes of all gradients times `Communication.sent`,
-           halved if FSDP or ZeRO-2 computes in 16 bits.
+        1. The bytes of all gradients, multiplied by `Communication.sent`. In bf16 and fp16, the
+           factor of FSDP and ZeRO-2 is halved.
         2. The bytes of a bucket.
-        3. The fraction of a one-device step during which exchanges can run; NaN if unknown.
+        3. The fraction of a step on one device that exchanges can overlap; NaN if unknown.
         4. The bytes of the last bucket; NaN if unknown.
         """
         facts, strategy = self.of(workload), COMMUNICATION[mode.strategy]

@@ -108,9 +108,10 @@ def within(
     """Yield the launches of a campaign, within the money and time that `tally` has left.
 
     With a model in use (`champion`), the function plans again after each launch, because the
-    results may change the plan. Without a model, it plans several launches at once. If [campaign]
-    elastic_runs is set, the last launches measure how much training time the loss of a local
-    machine costs.
+    results may change the plan. Without a model, it plans several launches at once.
+
+    On local hosts, if [campaign] elastic_runs is set, the last launches measure how much longer
+    training takes when a machine is lost.
     """
     lists = 0
     while lists < MOST_LISTS:
@@ -163,7 +164,7 @@ def affordable(
 
 
 def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
-    """Yield launches that measure how much training time the loss of a machine costs.
+    """Yield launches that measure how much longer training takes when a machine is lost.
 
     Each workload that lacks this measurement gets at most one launch, on a recommended cluster.
     Workloads with MOST_TRIES unsuccessful measurements are left out. The launches need local hosts,
@@ -213,9 +214,11 @@ def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
 def _failures(workspace: Workspace) -> pd.DataFrame:
     """Return the failed runs that would probably fail again, as rows of the mart `failed_runs`.
 
-    The rows are network probes, and runs of workloads whose digest is unchanged. Failures caused by
-    a machine, missing data or an installation are left out. Failures that no machine reported are
-    also left out.
+    These runs are left out:
+
+    - runs of workloads that were changed or removed after the run
+    - runs that failed because of a machine, missing data or an installation
+    - runs whose failure no machine reported
     """
     failed = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
@@ -233,7 +236,8 @@ def _model(
     """Return the parts of `model` that a campaign needs to estimate the value of a new run.
 
     The value of a run is the expected improvement of the recommendations. Workloads and instance
-    types are left out if `model` cannot predict them, or was trained on other definitions of them.
+    types are left out if `model` cannot predict them, or if their definitions have changed since
+    `model` was trained.
 
     model: the step time model in use.
     runs: all measured runs, including runs that are newer than `model`.
@@ -262,8 +266,8 @@ def _model(
 def outdating(workspace: Workspace) -> str:
     """Return a warning if stored runs and the EC2 image have different torch versions, else "".
 
-    After the first run on the image, the model ignores all runs with other torch versions. Runs on
-    local hosts need no warning, because they cost nothing to repeat.
+    The first run on the image makes the model ignore all stored runs with other torch versions.
+    Runs on local hosts need no warning, because they cost nothing to repeat.
     """
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:

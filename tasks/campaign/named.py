@@ -190,8 +190,8 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         run = next(iter(training_runs([first], [cluster], pd.DataFrame(), costs=costs)), None)
     if run is None:
         raise SettingsError(
-            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]} with the global"
-            f" batches tried from {first.global_batch_least} to {first.global_batch_most}. Name"
+            f"{cluster.name} cannot train {case.workload.name} in {first.modes[0]}. Srift tried"
+            f" global batches from {first.global_batch_least} to {first.global_batch_most}. Name"
             " other machines, or change global_batch"
         )
     lines = profiled_lines(case.workspace.mart("profiles"))

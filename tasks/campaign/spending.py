@@ -226,10 +226,8 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
         lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and
-            machines of an unknown launch wrote to the bucket this month, after the last statement.
-            A launch is unknown if the warehouse, the file and the leases of this SRIFT_HOME lack
-            it, and no other SRIFT_HOME reserves dollars for its refresh.
+        ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and the
+            bucket has files of a launch whose cost is unknown (see `_refuse_unknown`).
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
     spent, _ = spent_this_month(workspace, now)
@@ -244,7 +242,15 @@ def keep_spending(workspace: Workspace, now: datetime, stated: float | None = No
 
 
 def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
-    """Raise the ProviderError of `keep_spending` for unknown launches."""
+    """Raise ProviderError if machines of an unknown launch wrote to the bucket this month.
+
+    Files that are older than the last cost stated by the user are ignored. A launch is known in
+    these cases:
+
+    - The warehouse or the file of costs has its cost.
+    - This SRIFT_HOME has its lease.
+    - Another SRIFT_HOME reserves dollars for its refresh.
+    """
     ec2, leases, start = workspace.settings.ec2, Ec2Leases(workspace.home), pure.month_start(now)
     folder, store = f"{ec2.prefix}/leases/", Store(connect(), ec2.regions[0], bucket)
     # The ids of leases begin with the date. A launch of last month may still cost money. An older
@@ -264,9 +270,9 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     }
     if lost := [name for name in sorted(wrote - known) if not name.startswith(reserved)]:
         raise ProviderError(
-            "nothing was bought, because this month's spending is not known: machines of"
-            f" {len(lost)} launches, such as {lost[0]}, wrote to {bucket}, but their cost is not in"
-            f" the warehouse or {leases.spent_file}. When they have ended, look up this"
+            "nothing was bought, because this month's spending is not known. Machines of"
+            f" {len(lost)} launches, such as {lost[0]}, wrote to {bucket}. Their cost is missing in"
+            f" the warehouse and in {leases.spent_file}. When the machines have ended, look up this"
             " month's total cost in AWS's bill, and run"
             " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
         )
@@ -284,8 +290,8 @@ def _spot_margin(workspace: Workspace) -> float | None:
 def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> float | None:
     """Return the maximum cost of a launch in dollars, if its machines run until its deadline.
 
-    The maximum uses the higher of two prices: the price in `lease`, and the sum of the machines'
-    prices in `dearest`. Returns None if both prices are unknown.
+    The hourly price is the higher of the price in `lease` and the sum of the machines' prices in
+    `dearest`. Returns None if both prices are unknown.
 
     lease: the record of the launch. Its `usd_per_hour` may be None.
     dearest: {instance type: highest known dollars per hour}.
@@ -364,8 +370,8 @@ class Tally:
     def stop_of(self, launch: PlannedLaunch) -> float:
         """Return the time at which `launch` must end, as `time.monotonic` returns it.
 
-        The launch must end with the campaign, or earlier when it has spent the campaign's remaining
-        dollars.
+        The result is the earlier of two times: the end of the campaign, and the time at which the
+        launch would exceed the campaign's remaining dollars.
         """
         price = launch.cluster.total_usd_per_hour
         if not price:

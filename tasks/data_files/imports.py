@@ -95,8 +95,8 @@ def import_measurements(
     """Load measurements, facts of workloads (parameters, FLOPs, ...) or both in one transaction.
 
     Loading the same files again changes nothing, unless `srift forget` has undone their import.
-    The import's id is a digest of the files and providers. If `measurements` is the file that ships
-    with Srift, the id is PUBLIC_IMPORT.
+    The import's id is a digest of the providers' names and of the files' content. If `measurements`
+    is the file that ships with Srift, the id is PUBLIC_IMPORT.
 
     measurements, workloads: the file of measurements, and the file of facts.
     local_types: names of the local instance types.
@@ -161,9 +161,11 @@ def _refuse_implausible(
 ) -> None:
     """Raise ImportRefused if rows of the file are implausible.
 
+    All rows of `workloads` are checked. For other workloads, only rows that are not stored yet are
+    checked.
+
     types: {provider: {instance type: (device count, device name)}}.
-    workloads: the workloads whose facts are imported together with the rows. All rows of these
-        workloads are checked. For other workloads, only rows that are not stored yet are checked.
+    workloads: the workloads whose facts are part of the same import.
     """
     peaks = [
         {
@@ -188,8 +190,10 @@ def _refuse_implausible(
 def load_public(workspace: Workspace) -> int:
     """Import the public step times that ship with Srift, and return the number of rows.
 
-    Imports nothing and returns 0 if the step times were imported before. The same holds if EC2 is
-    emulated, because emulated machines differ from the measured machines.
+    Imports nothing and returns 0 in these cases:
+
+    - The step times were imported before.
+    - EC2 is emulated. Emulated machines differ from the measured machines.
 
     Raises WarehouseError if the warehouse cannot be written.
     """
@@ -224,10 +228,12 @@ def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = 
     - `shape` is True.
     - There are public step times of `workload`, and srift.toml sets no entrypoint for `workload`.
 
-    Imports nothing if they were imported before, even if `srift forget` undid the import, or if EC2
-    is emulated.
+    Imports nothing in these cases:
 
-    shape: True if the user asks about a transformer on EC2.
+    - The step times were imported before, even if `srift forget` undid the import.
+    - EC2 is emulated.
+
+    shape: True if `workload` is a transformer and the provider is EC2.
 
     Raises WarehouseError if the warehouse cannot be written.
     """

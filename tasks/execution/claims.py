@@ -3,7 +3,7 @@
 A claim is a row that reserves dollars. A refresh claims its dollar cap before it buys machines. The
 refresh cannot use dollars that earlier claims reserve. When the records of all launches of the
 refresh are in the warehouse, its claim is settled, which releases the dollars. A claim that is
-never settled counts until the end of the month of its `may_cost_until`.
+never settled counts until the end of the month in which it expires (`may_cost_until`).
 """
 
 import socket

@@ -56,7 +56,7 @@ class DataPlan:
     files: {name: size in bytes}; None if unknown.
     region: the region of the S3 bucket; empty if unknown.
     move: "fetch" (from S3 to this computer), "upload" (to S3), or empty if no transfer is needed.
-    limits: the maximum bytes and files of the download to one machine. The costs include them.
+    limits: the maximum bytes and files that one machine downloads. They determine `download_usd`.
     download_usd: the maximum cost in dollars of the download to one machine.
     upload_usd: the maximum cost in dollars of an upload, with storage for a month.
     problem: why the data cannot be used; empty if there is no problem.
@@ -216,7 +216,7 @@ class DataCarrier:
             if size > free - _LEFT_FREE_BYTES:
                 raise BadData(
                     f"the data take {said_bytes(size)}, but the disk of {home} has"
-                    f" {said_bytes(free)} free, of which 1 GiB stays free. Choose a FOLDER on a"
+                    f" {said_bytes(free)} free, and 1 GiB must stay free. Choose a FOLDER on a"
                     f" larger disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to"
                     " FOLDER"
                 )

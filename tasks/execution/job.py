@@ -1,6 +1,7 @@
 """Convert a planned launch to a job.
 
-For each run, a job has the `Item` that machines receive, and the setup to store with the results.
+A job has an `Item` and a setup for each run. Machines receive the items. The setups are stored with
+the results.
 """
 
 import math
@@ -50,8 +51,8 @@ class Job:
         the run's cluster, batch and prices.
     files: the description and the source code of each workload.
     data: {workload: the place of its data, with the limits of its download}.
-    lose_after_s: {id of an elastic run: seconds}. An elastic run measures how much time a lost
-        machine costs. Srift stops the machine with the highest rank this long after the run starts.
+    lose_after_s: {id of an elastic run: seconds from its start until Srift stops the machine with
+        the highest rank}. An elastic run measures the cost of losing a machine.
     """
 
     lease_id: str
@@ -88,8 +89,8 @@ class Served:
         expected devices.
     recorded: ids of the runs for which a machine wrote a record.
     usd: cost of the machines in dollars; None if unknown.
-    rows: warehouse rows that this computer writes, because no machine wrote a record. A row
-        describes a run without a result, or a failure of the launch.
+    rows: warehouse rows about runs without a record, and about failures of the launch. This process
+        creates the rows, not the machines.
     seconds: {phase of the launch: seconds spent in it}.
     """
 

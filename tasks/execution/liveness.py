@@ -83,11 +83,12 @@ class Machines:
     def lost(self) -> AttemptEnd | None:
         """Return an AttemptEnd with the newly lost machines; None if there are none.
 
-        Newly lost machines are not in `gone` yet. The result has the machines that have ended,
-        according to the provider. If there are none, the result has the machines without a recent
-        heartbeat.
+        Machines in `gone` are left out. A machine is lost if the provider reports that it has
+        ended. If the provider reports no such machine, the machines without a recent heartbeat are
+        lost.
 
-        If several machines have ended, `reason` describes one, preferably an interrupted machine.
+        If several machines have ended, `reason` describes only one of them: an interrupted machine,
+        if there is one.
         """
         self.states = self.running.nodes()
         dead = [

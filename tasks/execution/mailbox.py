@@ -67,9 +67,10 @@ class Mailbox:
             write_json(self.path / DATA_FILE, {"data": downloads})
 
     def fetched(self, node: int) -> set[str]:
-        """Return the digests of the data whose download to machine `node` has ended or failed.
+        """Return the digests of the data that machine `node` has downloaded or failed to download.
 
-        A state is, for example, {"state": "failed", "reason": "the disk is full"}.
+        For each digest, the machine reports a state, such as
+        {"state": "failed", "reason": "the disk is full"}.
         """
         states = self._read(node, DATA_FILE).items()
         return {

@@ -101,13 +101,13 @@ def run_row(lease_id: str, run_id: str, setup: RunSetup, status: str, reason: st
 def launch_row(
     lease_id: str, cluster: str, run_setups: RunSetups, status: str, reason: str, number: int
 ) -> Row:
-    """Return a row about a whole launch, with the columns of a row about a run.
+    """Return a row about a whole launch.
 
-    The column `kind` is "launch".
+    The row has the same columns as a row about a run. Its column `kind` is "launch".
 
     run_setups: {run id: setup} of the planned runs.
     status: "failed", "interrupted" or "refused".
-    number: distinguishes the ids of several rows about the same launch.
+    number: part of the row's id, unless it is 0. Rows about the same launch need different numbers.
     """
     unknown = ("workload", "layout", "batch_per_device", "workload_digest")
     setup = {**next(iter(run_setups.values())), **dict.fromkeys(unknown)}

@@ -257,8 +257,8 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
 def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row]:
     """Return rows for refused requests, and for a run that `srift reap` interrupted.
 
-    There is a row for each refused request. If `srift reap` ended the launch, there is also a row
-    for the run that it interrupted, which is the first planned run that has no record.
+    Each refused request gets a row. If `srift reap` ended the launch, the first planned run without
+    a record also gets a row, with the status "interrupted".
     """
     recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
     planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())

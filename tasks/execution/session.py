@@ -257,12 +257,14 @@ class Session:
     def _handle_fault(self, ended: AttemptEnd) -> None:
         """Remove from `remaining` the failed run, and runs that can no longer be measured.
 
-        If the failed run has no record, a row for this run is added to `served.rows`. These runs
-        are also removed:
+        These runs can no longer be measured:
 
         - Runs that need a machine in `ended.nodes` (the machines without the expected devices).
-        - After MOST_ATTEMPTS failed attempts with the same `_process_key`, all runs with this key.
-          If the failed run is unknown, a row for the launch or for the elastic run is added.
+        - Runs with a `_process_key` for which MOST_ATTEMPTS attempts have failed.
+
+        If the failed run has no record, a row for this run is added to `served.rows`. If the failed
+        run is unknown, a row is added only after MOST_ATTEMPTS failures. The row is about the
+        elastic run, or about the launch if the attempt had no elastic run.
         """
         assert self.attempt is not None
         first = self.attempt.items[0]
@@ -321,7 +323,7 @@ class Session:
         return ended
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
-        """Return a key that is equal for runs that one execution of torchrun can measure."""
+        """Return a key. One execution of torchrun can measure all runs with the same key."""
         if item.kind == ELASTIC:
             return (item.run_id,)
         specs = (spec for spec, _ in self.job.files if spec.name == item.workload)
@@ -511,7 +513,7 @@ class _Attempt:
 def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     """Return an AttemptEnd that says how the exception `error` stopped a launch.
 
-    mailbox: the folder that the message names if `error` is an OSError.
+    mailbox: the mailbox of the launch. The reason names this folder if `error` is an OSError.
     """
     stopped, kind = not isinstance(error, Exception), type(error).__name__
     reason = str(error) or kind
