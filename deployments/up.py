@@ -51,7 +51,7 @@ class UpError(Exception):
     """`make up` cannot start or continue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Child:
     """A child process and its log file."""
 

@@ -7,4 +7,4 @@ from models.step_time.dataset import TrainingData
 
 def data_of(**frames: pd.DataFrame) -> TrainingData:
     """Return data of these frames; the others are empty."""
-    return TrainingData(**dict.fromkeys(TrainingData.__slots__, pd.DataFrame()) | frames)
+    return TrainingData(**dict.fromkeys(TrainingData.__annotations__, pd.DataFrame()) | frames)

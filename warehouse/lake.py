@@ -43,7 +43,7 @@ _TABLES_FIRST = "set search_path = 'shared.main'"
 _VIEWS_FIRST = "set search_path = 'memory.main,shared.main'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lake:
     """The location of a shared warehouse: a PostgreSQL database and a folder or S3 prefix.
 

@@ -22,7 +22,7 @@ class PublicationRefused(WarehouseError):
         super().__init__("\n  ".join([refused, *self.failures[:_SHOWN]]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Publication:
     """The id, time, provider, refresh and model version of a published table.
 

@@ -103,7 +103,7 @@ class WorkloadValues(NamedTuple):
         return self._replace(regret=run_values(self.questions, self.belief, left))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Knowledge:
     """The information from measured and planned runs that determines the value of further runs.
 

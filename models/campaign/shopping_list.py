@@ -138,7 +138,6 @@ def shopping_list(
     past: Past,
     *,
     model: Model | None = None,
-    buyable: Sequence[PlannedRun] | None = None,
 ) -> Iterator[PlannedLaunch]:
     """Yield the launches to buy within the caps, in the order in which to buy them.
 
@@ -152,15 +151,12 @@ def shopping_list(
         offers: the newest offers.
         past: the measurements so far.
         model: the model in use; None if there is no model.
-        buyable: the training runs to choose from. If None, `training_runs` enumerates them.
     """
     priced = limits.priced(offers)
     clusters = list(
         clusters_of(priced, max_hosts=limits.max_hosts, fits=limits.fits, most=MOST_CLUSTERS)
     )
-    runs = buyable
-    if runs is None:
-        runs = training_runs(workloads, clusters, past.profiles, model=model, costs=limits.costs)
+    runs = training_runs(workloads, clusters, past.profiles, model=model, costs=limits.costs)
     devices = {offer.instance_type.name: offer.instance_type.devices for offer in priced}
     known = Knowledge.of(past, devices)
     left = dict.fromkeys(filter(known.needs, runs))

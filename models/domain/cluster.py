@@ -36,7 +36,7 @@ def bucket_hazard(bucket: int | None) -> float:
     return -math.log1p(-share) / _MONTH_HOURS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class InstanceType:
     """A kind of machine, as its provider ("ec2" or "local") describes it.
 
@@ -66,7 +66,7 @@ class InstanceType:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Offer:
     """An instance type at a price in one market (on-demand or spot) and zone.
 
@@ -135,7 +135,7 @@ class Pool(NamedTuple):
         return cls(offer.instance_type.name, offer.market, offer.zone, offer.interruptions_per_hour)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The machines of one training job.
 

@@ -190,7 +190,7 @@ GOAL_COLUMNS = ("provider", "workload", "goal", "constraint_hours", "constraint_
 OVERSHOOT_PRICE = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Goal:
     """What to minimise for a workload, and under which limit (see `planner/choice_rule.py`).
 
@@ -234,7 +234,7 @@ class Goal:
         return math.inf if limit is None else limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """A training job: the number of samples to train on and the allowed global batches.
 
@@ -278,7 +278,7 @@ def grid_shape(strategy: str, ranks: int) -> tuple[int, int, int] | None:
     return next(((each, each, ranks // each**2) for each in sides), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A workload on a cluster, with all settings that determine the step time.
 

@@ -54,7 +54,7 @@ _CELL = ["workload", *MODE_COLUMNS, "instance_type", "batch", "kind"]
 _ALIKE = ["workload", *MODE_COLUMNS, "batch", "kind"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """The measurements of one provider, as frames with the columns of the warehouse's marts."""
 

@@ -112,7 +112,7 @@ class Line:
         return ranks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
     """The seconds of a step and of its parts; all arrays are (rows,).
 

@@ -63,7 +63,7 @@ _LEAST_REST = 0.02  # minimum share of a step that is not loading
 _H, _EQUAL = 1e-4, 1e-9  # step of finite differences; relative rounding error of seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Wait:
     """The seconds that data loading takes in each setup. Each field is a (rows,) array.
 
@@ -164,7 +164,7 @@ class Wait:
         return labels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Loaders:
     """Facts about the data loaders of workloads. A workload has the same loader in all modes.
 

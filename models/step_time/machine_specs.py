@@ -35,7 +35,7 @@ _NVLINK_INSIDE, _NVLINK_PER_LINK = 2000.0, 3.0
 _NO_DEVICE = "cpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """The facts of one instance type.
 

@@ -151,7 +151,7 @@ _LAYER_BYTES, _KEPT_BYTES = 34.0, 2.0
 _LOGIT_BYTES = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryModel:
     """Predicts the peak memory of a rank.
 

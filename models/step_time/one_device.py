@@ -40,7 +40,7 @@ import numpy as np
 from ..domain.numeric import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameter:
     """The prior of a hierarchical parameter: the mean, and a standard deviation for each level.
 

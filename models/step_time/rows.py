@@ -37,7 +37,7 @@ _EVERYTHING = 1e18  # size of the last bucket if the backward pass waits for all
 Cell = tuple[str, Mode, str]  # workload, one-device mode (`Mode.alone`), kind of device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
     """The facts of a workload. An unknown fact is 0, NaN or None.
 
@@ -148,7 +148,7 @@ class Rows(Line):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SetupFacts:
     """The facts from which the input of the regression is computed.
 

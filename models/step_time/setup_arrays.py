@@ -16,7 +16,7 @@ from ..domain.setup_table import column, machines_of, modes_of, types_of
 from ..domain.workload import Mode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SetupArrays:
     """Setups as arrays: a row for each setup, and a column for each member of its cluster.
 

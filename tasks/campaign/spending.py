@@ -307,7 +307,7 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     return pure.worst_usd(rate, lasts_s) + downloads_usd
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Tally:
     """The counts, dollars and seconds of one campaign (the launches of a refresh) so far.
 

@@ -52,7 +52,7 @@ from .public import (
 _IMPORTS = "from imports"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Imported:
     """The result of an import.
 

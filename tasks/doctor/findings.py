@@ -9,7 +9,7 @@ from warehouse.database import WarehouseBusy, WarehouseError, WarehouseMissing
 from ..providers.base import ProviderError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """The result of one check.
 

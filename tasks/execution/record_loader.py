@@ -200,7 +200,8 @@ class Collected:
 def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     """Load the files of one ended launch in one transaction.
 
-    The result's `notes` are about rejected records, and machines that did not upload all files.
+    The result's `notes` are about rejected records, machines that did not upload all files, and
+    strategies whose losses were not compared with ddp's.
 
     lease: the record of the launch.
 
@@ -234,7 +235,13 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
             append(connection, "raw_leases", [columns], refresh_id=refresh_id)
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
     rejected = workspace.home / "rejected" / lease.lease_id
-    notes = []
+    notes = sorted(
+        {
+            f"{record['setup']['workload']}: {record['reason'][:_MOST_SAID]}"
+            for record in records
+            if record["reason"] and record["status"] == "measured"
+        }
+    )
     for file, reason in refused.items():
         target = rejected / f"{file.parents[1].name}-{file.name}"
         # An error is not caught, so that the caller does not delete the mailbox with the record.
@@ -244,13 +251,16 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     for file in sorted(mailbox.glob("node-*/refused.json")):
         reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
-    lacked = [record for record in records if record["cause"] in (DATA, INSTALL)]
     return Collected(
         new=new,
         by_status=Counter(body["status"] for body in found.values()),
         usd=lease.usd or 0.0,
         notes=notes,
-        lacking={record["setup"]["workload"]: record["reason"] for record in lacked},
+        lacking={
+            record["setup"]["workload"]: record["reason"]
+            for record in records
+            if record["cause"] in (DATA, INSTALL)
+        },
     )
 
 

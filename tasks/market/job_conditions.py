@@ -30,7 +30,7 @@ LOCAL_STARTUP_S = dict.fromkeys(PRIOR_S, STARTUP_S)
 LOCAL_SLOPE = (0.5, 0.5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Experience:
     """Models that were fitted to past launches, and results of earlier runs.
 

@@ -12,7 +12,8 @@ file ANSWER. Keys of the object:
 The list has one dictionary per precision, with the keys that the function `checked` documents.
 
 Strategies that should train exactly like ddp are also compared with ddp, in fp32. The comparisons'
-error messages are stored as the `problem` of the first dictionary that has no other problem.
+error messages are stored as the `problem` of the first dictionary that has no other problem. Its
+`notes` say which strategies could not be compared.
 """
 
 import json
@@ -65,23 +66,37 @@ def main() -> None:
     # A CPU cannot compute in tf32.
     precision = next((name for name in question["precisions"] if name != "tf32"), "fp32")
     # Compare first, because `compared` forks processes and this process has no threads yet.
+    notes = list[str]()
     problems = [
-        compared(folder, workload, name, precision, batch=batch)
+        compared(folder, workload, name, precision, batch=batch, notes=notes)
         for name in question["strategies"]
         if name in EQUAL_TO_DDP
     ]
     answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
     first = next((answer for answer in answers if not answer["problem"]), answers[0])
     first["problem"] = first["problem"] or "; ".join(filter(None, problems))
+    first["notes"] += notes
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 
-def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *, batch: int) -> str:
+class NotCompared(Exception):
+    """The losses could not be compared with ddp's. The message says why."""
+
+
+def compared(
+    folder: Path,
+    workload: WorkloadFile,
+    name: str,
+    precision: str,
+    *,
+    batch: int,
+    notes: list[str],
+) -> str:
     """Check that strategy `name` has the same losses as ddp. Return "", or an error message.
 
     Strategy and ddp train in fp32 on this machine's CPU. Their losses may differ by rounding
     errors. The result is also "" if the data are in S3, if memory is too small for ddp, or if ddp
-    raises RuntimeError.
+    raises RuntimeError. In the last two cases, this function adds the reason to `notes`.
 
     batch: the workload's samples per step. Each rank trains with min(batch, 2) samples per step.
     precision: a precision that the strategy must support. The check itself trains in fp32.
@@ -102,7 +117,8 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
         dist.init_process_group("gloo", init_method=file, rank=rank, world_size=ranks)
         computing = Arithmetic(precision, _CPU)
         built = partial(build, folder, workload, seed=0, rank=rank, computing=computing)
-        compare(item, built, dist.group.WORLD)
+        if reason := compare(item, built, dist.group.WORLD):
+            raise NotCompared(reason)
 
     logging.getLogger("torch.multiprocessing").setLevel(
         logging.CRITICAL
@@ -112,7 +128,10 @@ def compared(folder: Path, workload: WorkloadFile, name: str, precision: str, *,
     except ProcessException as error:
         line = str(error).splitlines()[-1]
         kind, _, words = line.partition(": ")  # `module.ErrorClass: message`
-        return "" if kind.endswith(DataMissing.__name__) else f"strategy {name}: {words or line}"
+        if kind.endswith(NotCompared.__name__):
+            notes.append(words)
+        elif not kind.endswith(DataMissing.__name__):
+            return f"strategy {name}: {words or line}"
     return ""
 
 
@@ -213,11 +232,11 @@ def _notes(
     """
     if built.loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"
-    held = {id(weights) for group in built.optimizer.param_groups for weights in group["params"]}
+    held = {weights for group in built.optimizer.param_groups for weights in group["params"]}
     left = [
         name
         for name, weights in built.model.named_parameters()
-        if weights.requires_grad and id(weights) not in held
+        if weights.requires_grad and weights not in held
     ]
     if left:
         yield (

@@ -155,9 +155,9 @@ def build(
                 f"{workload.function} must return (model, loss, make_batch or a DataLoader,"
                 " optimizer)"
             )
-    averaged = {id(weights) for weights in model.parameters()}
+    averaged = set(model.parameters())
     trained = [weights for held in optimizer.param_groups for weights in held["params"]]
-    if any(weights.requires_grad and id(weights) not in averaged for weights in trained):
+    if any(weights.requires_grad and weights not in averaged for weights in trained):
         raise WorkloadError(
             "the optimizer trains a parameter outside the model, so the parameter's gradient would"
             " not be averaged over devices. Add the parameter to the model, or create the optimizer"

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .entrypoint import LoadedWorkload
+from .launch import explain
 from .measuring import NotMeasured
 from .precision import Arithmetic
 from .record import Item
@@ -47,11 +48,12 @@ _AMPLIFIED = 10.0  # the factor of `spread`
 _MEMORY_OF_DDP = 8
 
 
-def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> None:
+def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> str:
     """Compare the losses of ddp and of strategy `item.strategy` in a few training steps.
 
-    Every rank must call this function. If memory is too small for ddp, or if ddp raises
-    RuntimeError, this function prints the reason and returns.
+    Every rank must call this function. First, each rank trains with ddp alone. If memory is too
+    small for ddp on any rank, or if ddp raises RuntimeError there, this function returns the reason
+    on all ranks, and does not compare the losses. Otherwise, it returns "".
 
     build: `build(shared=...)` builds the workload on this rank. `shared` is True if the strategy
         shards the model.
@@ -60,13 +62,15 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
     Also raises the errors of the workload.
     """
     rank, batch = dist.get_rank(group), min(*item.batches, _MAX_BATCH)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     batches: list[Any] = []
 
-    def losses(name: str, *, disturbed: bool = False) -> list[float]:
+    def losses(name: str, among: Group = group, *, disturbed: bool = False) -> list[float]:
         """Train with strategy `name`, and return the loss of each step as a mean over ranks.
 
         If the training diverges, the losses of the remaining steps are infinite.
 
+        among: the ranks that train together.
         disturbed: True to change each weight by a rounding error before training.
         """
         # Both trainings draw their weights on the CPU, because a GPU draws other random numbers.
@@ -77,8 +81,8 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
         # All ranks may be on this machine. On a GPU, torch itself raises an out-of-memory error.
         needed = _MEMORY_OF_DDP * built.sizes["gradient_bytes"] * dist.get_world_size(group)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if built.device.type == "cpu" and max(of_ranks(needed / memory, group)) > 1:
-            raise RuntimeError("the comparison with ddp needs more memory than this machine has")
+        if built.device.type == "cpu" and needed > memory:
+            raise RuntimeError("the comparison needs more memory than this machine has")
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
         left = iter(copy.deepcopy(batches))
         built.make_batch = lambda _: next(left)
@@ -102,15 +106,21 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
             most_steps=_STEPS,
             most_s=inf,
         )
-        return [*learn(short, built, group)["losses"], *[inf] * _STEPS]
+        return [*learn(short, built, among)["losses"], *[inf] * _STEPS]
 
+    failure = ""
     try:
-        plain = losses(DDP)
+        losses(DDP, alone)
     except RuntimeError as error:  # for example, only ddp needs a gradient for each weight
-        if rank == 0:
-            print(f"{item.strategy} was not compared with {DDP}, because {DDP} failed: {error}")
-        return
-    found = losses(item.strategy)
+        failure = (
+            f"{item.strategy} was not compared with {DDP}, because {DDP} failed: {explain(error)}"
+        )
+    dist.destroy_process_group(alone)
+    # A rank that skipped the comparison by itself would leave the other ranks in a collective.
+    skipped: str = max(of_ranks(failure, group))
+    if skipped:
+        return skipped
+    plain, found = losses(DDP), losses(item.strategy)
     others = plain if found == plain else losses(DDP, disturbed=True)
     spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=False)]
     for step in (1, _STEPS):
@@ -121,3 +131,4 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> N
                 f"{item.strategy} does not train like ddp. In step {step} on the same batch, the"
                 f" loss is {own:.6g} with {item.strategy}, but {dense:.6g} with ddp. Use ddp"
             )
+    return ""

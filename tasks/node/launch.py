@@ -141,8 +141,8 @@ class Launch(Worker):
 
     store: torchrun's TCPStore, in which the first rank of a run notes that the run has ended.
     written: names of the workloads for which this rank has timed a checkpoint.
-    equal: workload, strategy, precision and ranks of the runs that have passed the comparison with
-        ddp. An entry is a string such as "mlp zero1 fp32 (0, 1)".
+    compared: {workload, strategy, precision and ranks: why the losses were not compared with ddp's;
+        "" if they are equal}. A key is a string such as "mlp zero1 fp32 (0, 1)".
     order: the nodes in the order of the all-reduce ring. Empty means ascending order.
     pairs: the measured links between nodes (see probe.pairs). Only the first rank of each node has
         them. Empty if the plan does not request the measurement, or torch is older than 2.13.
@@ -156,7 +156,7 @@ class Launch(Worker):
         super().__init__()
         plan = self.plan
         self.written: set[str] = set()
-        self.equal: set[str] = set()
+        self.compared: dict[str, str] = {}
         self.order: list[int] = []
         timeout = timedelta(seconds=plan.join_s)
         dist.init_process_group(backend(self.device), timeout=timeout)

@@ -304,7 +304,8 @@ def record_of(
     """Return the record of a run. Its fields are described in tasks/execution/record_loader.py.
 
     problem: why the run failed; "" for a measured run.
-    values: the measured values; None for a failed run.
+    values: the measured values; None for a failed run. `not_compared`, which says why the losses
+        were not compared with ddp's, becomes the `reason` of a measured run.
     devices: the devices that the run used, one entry per node.
 
     The record's field `cause` is DATA if the workload's data were missing, else "".
@@ -316,7 +317,7 @@ def record_of(
         "attempt": plan.attempt,
         "kind": item.kind,
         "status": "failed" if problem else "measured",
-        "reason": problem,
+        "reason": problem or (values or {}).get("not_compared", ""),
         "item": item,
         "workload_digest": "" if workload is None else workload.digest,
         "started_unix": started_unix,

@@ -121,12 +121,12 @@ def _modules(
             yield child
 
 
-def uses_of(module: nn.Module) -> Counter[int]:
-    """Return {id of a parameter: number of names under which `module` has this parameter}.
+def uses_of(module: nn.Module) -> Counter[torch.Tensor]:
+    """Return {parameter: number of names under which `module` has this parameter}.
 
     A parameter that several submodules share has several names.
     """
-    return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
+    return Counter(weight for _, weight in module.named_parameters(remove_duplicate=False))
 
 
 def _size(module: nn.Module) -> int:

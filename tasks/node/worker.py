@@ -141,11 +141,11 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
     else:
         # compare once for each workload, strategy, precision and set of ranks
         key = f"{item.workload} {item.strategy} {item.precision} {launch.plan.ranks_of(item)}"
-        if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.equal:
-            compare(placed, partial(launch.load, item), group)
-            launch.equal.add(key)
+        if group is not None and item.strategy in EQUAL_TO_DDP and key not in launch.compared:
+            launch.compared[key] = compare(placed, partial(launch.load, item), group)
             reset_peak(launch.device)
         values = train(placed, built, group, patience)
+        values["not_compared"] = launch.compared.get(key, "")
         is_first = launch.rank == 0 and item.workload not in launch.written
         if is_first and item.strategy == DDP:
             launch.written.add(item.workload)

@@ -285,7 +285,8 @@ def _unpredictable(case: Case) -> str:
     """Return the reason why no step time can be predicted, and the command that would help."""
     name = case.workspace.provider.name
     remedy = f"`srift import FILE` and `{refresh_command(name, '0')}`"
-    if case.workspace.can_launch:
+    # EC2 machines need an S3 bucket, to which they write their records.
+    if not case.workspace.spends_money or case.workspace.settings.ec2.bucket:
         remedy = f"`{refresh_command(name, '25')}`"
     if not case.offers:
         return f"no machine is on offer; `srift doctor --provider {name}` says why"

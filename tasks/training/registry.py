@@ -65,7 +65,7 @@ class RegistryError(OSError):
     """The model registry cannot be read or written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Champion:
     """The model in use and its version in the registry.
 
@@ -77,7 +77,7 @@ class Champion:
     scoreboard: pd.DataFrame | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
     """The data, code, random seed and refresh that produced a model version."""
 

@@ -22,7 +22,7 @@ from .registry import Champion, Provenance
 SEED = 11
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Challenger:
     """A new model, and the decision whether it replaces the model in use.
 

@@ -32,7 +32,7 @@ class SourceRefused(Exception):
         self.key = key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The files of a workload's code.
 

@@ -20,7 +20,7 @@ class BadData(ValueError):
     """The setting `data` does not name data that can be sent to machines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Address:
     """An S3 prefix: all objects in `bucket` whose keys begin with `prefix`.
 
@@ -34,7 +34,7 @@ class Address:
         return f"s3://{self.bucket}/{self.prefix}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkloadData:
     """The location of a workload's data, with a digest.
 

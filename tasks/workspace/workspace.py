@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROVIDERS = {"local": False, "ec2": True}  # {name: True if its machines cost dollars}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workspace:
     """The settings, the warehouse and the provider of machines that a command uses."""
 
@@ -44,14 +44,6 @@ class Workspace:
     @property
     def spends_money(self) -> bool:
         return spends_money(self.provider.name)
-
-    @property
-    def can_launch(self) -> bool:
-        """Return True if the settings suffice to launch machines.
-
-        EC2 machines need an S3 bucket, to which they write their records.
-        """
-        return not self.spends_money or self.settings.ec2.bucket is not None
 
     @property
     def max_hosts(self) -> int:

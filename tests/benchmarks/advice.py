@@ -29,7 +29,7 @@ TIGHTNESS = (1.15, 2.0, 1.4, 3.0)  # of a limit, as a multiple of the least poss
 ADVISED = "advised"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """A workload with one goal, and the setups to compare by role."""
 

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 import typer
 
+from models.campaign import shopping_list as shopping
 from models.campaign.candidates import EC2_COSTS, Costs, Model, PlannedRun
 from models.campaign.run_value import Past
 from models.campaign.shopping_list import CampaignLimits, launch_of, shopping_list
@@ -48,7 +50,7 @@ _OTHER_ROWS = 300  # of each other workload that the model learns from
 _LAUNCH_RUNS = 4  # of random order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ground:
     """One workload's measured setups, and the questions about them."""
 
@@ -119,7 +121,7 @@ def regret(question: OpenChoice, step_s: FloatArray, chosen: int | None) -> floa
     return min(lost, _MISS) if missed[chosen] else lost
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Bill:
     """Dollars for launches; runs on the machines of the last launch need no start."""
 
@@ -139,7 +141,7 @@ class Bill:
         self.launch_usd = usd
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Sweep:
     """Measures in `order`, up to `at_once` runs of a cluster a launch; chooses the best seen."""
 
@@ -168,7 +170,7 @@ class Sweep:
         return [int(loss.argmin()) if np.isfinite(loss).any() else None for loss in losses]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Ours(Sweep):
     """Buys the first launch of the shipped list, drawn up anew after each; chooses by belief.
 
@@ -221,6 +223,11 @@ class Ours(Sweep):
             return self.mean[at], self.covariance[np.ix_(at, at)], self.noise[at]
 
         choice_set = ChoiceSet(setups=ground.setups, questions=ground.questions)
+        runs = [
+            measurement_of(ground.setups[at], float(expected[at]))
+            for at in places.values()
+            if at not in self.seen
+        ]
         launches = shopping_list(
             CampaignLimits(
                 max_usd=1e3,
@@ -247,17 +254,14 @@ class Ours(Sweep):
                 fresh=fresh,
                 predict=pd.DataFrame,  # not used, since all runs are given
             ),
-            buyable=[
-                measurement_of(ground.setups[at], float(expected[at]))
-                for at in places.values()
-                if at not in self.seen
-            ],
         )
-        return tuple(
-            places[setup_key(_setup_of(launch.cluster, item))]
-            for launch in islice(launches, 1)
-            for item in launch.items
-        )
+        # only measured setups can be bought
+        with patch.object(shopping, "training_runs", lambda *_, **__: runs):
+            return tuple(
+                places[setup_key(_setup_of(launch.cluster, item))]
+                for launch in islice(launches, 1)
+                for item in launch.items
+            )
 
 
 def _setup_of(cluster: Cluster, item: PlannedRun) -> Setup:

@@ -41,7 +41,7 @@ _FEWEST, _DRAWS, _SHOWN = 8, 400, 5  # setups of a contest; draws of each; rows 
 _TENTH, _SAMPLES = 0.1, 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Contest:
     """Measured setups of one workload at one global batch, and a model's predictions of them.
 

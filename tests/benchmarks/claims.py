@@ -17,7 +17,7 @@ HEADER = "|claim|target|result|met|command|date|commit|\n" + "|---" * 7 + "|\n"
 Write = Annotated[bool, typer.Option("--write", help="Write the claims into BENCHMARKS.md.")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Claim:
     """One row: cells of a few words. `met` is None for a figure without a target."""
 

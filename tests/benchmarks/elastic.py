@@ -60,7 +60,7 @@ _NOTICED_S = 5.0  # until a silent machine counts as lost
 Setting = tuple[str, int, int, int]  # workload, machines, samples of a device, micro-steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ElasticJob:
     """A job of `steps` on machines of which the first is not lost.
 
@@ -101,7 +101,7 @@ class ElasticJob:
         return self.startup_s + at + left * self.step_s[machines] + written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """One job; `losses_s` if it teaches, else losses are drawn from `seed`."""
 

@@ -32,7 +32,7 @@ MODE = Mode()
 Key = tuple[str, Mode, tuple[tuple[str, int], ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Unseen:
     """A setup to measure on a cluster: its instances `nodes`, and the samples of each in a step."""
 

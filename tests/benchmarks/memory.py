@@ -27,7 +27,7 @@ FACTS = ("gradient_bytes", "flops_per_sample", "checkpoint_bytes")
 STRATEGIES, RANKS = ("ddp", "fsdp", "zero2", "zero1"), (2, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sized:
     """A workload of a size: arguments of its entrypoint, and samples of one device."""
 

@@ -45,7 +45,7 @@ def breadth_first(links: Links) -> tuple[int, ...]:
     return (0, *(int(one) for one in np.argsort(links.byte_s[0], kind="stable") if one))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """Bytes a second and seconds of an empty message by pair; racks, and the rate of an uplink."""
 
@@ -154,7 +154,7 @@ def _middle(sweeps: Sequence[Links]) -> Links:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Hosts:
     """Real hosts of a network: Gbit/s of each, racks and their uplinks, rates of slower pairs."""
 

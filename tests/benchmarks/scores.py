@@ -15,7 +15,7 @@ MEASURED = ["step_s", "sync_s"]  # columns that a prediction may not see
 _CANDIDATES, _TARGETS = 400, 250  # rows that pilots are chosen among, and rows they inform about
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Masks over the rows: `known` for the fit, `asked` for predictions.
 

@@ -23,7 +23,7 @@ _PILOT_DEADLINE = 2.0  # multiple of the least predicted hours
 _AS_OF = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Distinct setups, the median of their measured seconds, and the place of their first row."""
 

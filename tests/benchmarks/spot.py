@@ -37,7 +37,7 @@ _FAMILY = {"K80": "p2", "P100": "p3"}
 _MARKETS = {"on_demand": "on-demand", "preemptible": "spot"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Prices:
     """Price changes of one pool: hours since the record's start, ascending, and dollars an hour."""
 
@@ -58,7 +58,7 @@ class Prices:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A simulated job: its machines, hours of work, start in the record, and drawn seconds."""
 

@@ -49,7 +49,7 @@ DOMINATED = (256, 384)  # features and rows, where activations weigh more than w
 NAME = "tests.benchmarks.tensor"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A training of `layers` square layers of `width` features with `rows` samples a rank."""
 

@@ -37,10 +37,12 @@ class Weight(torch.nn.Module):
     def forward(self, inputs):
         return inputs * 0 + self.weight
 
-def build(lr=0.6):
+def build(lr=0.6, least=1):
     model = Weight()
     value = 1.0 if os.environ["RANK"] == "0" else -3.0
     def make_batch(batch):
+        if batch < least and value < 0:
+            raise RuntimeError("too few rows")
         rows = torch.full((batch, 1), value)
         return rows, rows
     return model, torch.nn.MSELoss(), make_batch, torch.optim.SGD(model.parameters(), lr=lr)
@@ -165,7 +167,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     agents,
 ):
     workloads = [
-        workload("two"),
+        workload("two", least=4),
         workload("wide", width=700, frames=1),
         workload("faulty", "at-once", at=1),
         workload("faulty", "later", at=4),
@@ -177,7 +179,7 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
         train("early", "at-once", [0, 1], [2, 2]),
         train("unknown", "two", [0], [2], strategy="dpp"),
         train("across", "across", [0, 1], [2, 2], strategy="zero1"),
-        train("shared", "two", [0, 1], [2, 2], strategy="zero1"),
+        train("shared", "two", [0, 1], [4, 4], strategy="zero1"),
         train("both", "wide", [0, 1], [16, 16]),
         train("late", "later", [0, 1], [2, 2]),
         train("after-late", "two", [1], [8]),
@@ -194,6 +196,9 @@ def test_one_launch_serves_profiles_probes_and_runs_and_a_faulty_workload_costs_
     assert re.search(r"step 10 .* loss is \S+ with zero1, but \S+ with ddp", reasons["across"])
     assert reasons["early"] == f"node 1: ValueError: {ROW_17} (at-once, line 16, in make_batch)"
     assert "adasum-delta, ddp" in reasons["unknown"] and ROW_17 in reasons["late"]
+
+    # The comparison takes batches of two rows, for which rank 1 raises RuntimeError.
+    assert "too few rows" in records["shared"]["reason"]
 
     values = {run: body["values"] for run, body in records.items() if body["status"] == "measured"}
     both = values["both"]

@@ -302,8 +302,8 @@ def weighted(model, inputs):
     return inputs
 
 
-def longer(_, inputs):
-    return torch.cat([inputs] * 2) if dist.get_rank() == 3 else inputs
+def longer(model, inputs):
+    return changing(model, inputs) if dist.get_rank() == 3 else inputs[:4]
 
 
 def changing(model, inputs):

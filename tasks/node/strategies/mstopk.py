@@ -4,8 +4,8 @@
 
 Bisection finds two thresholds that enclose the k-th largest magnitude. Each iteration only counts
 the entries above a threshold. At most k entries are above the upper threshold. The result has all
-these entries. The rest of the k entries is taken at equal intervals, such as every third, from the
-entries between the thresholds.
+these entries. The rest of the k entries is taken at equal intervals from the entries between the
+thresholds.
 """
 
 from math import isfinite
@@ -58,9 +58,9 @@ def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
 
     first: the mask whose True positions are picked first.
     then: if `first` has too few True positions, True positions of this mask are added at equal
-        intervals, such as every third.
+        intervals. Both masks together must have at least `count` True positions.
     """
     taken = torch.nonzero(first).flatten()[:count]
     left, others = count - len(taken), torch.nonzero(then).flatten()
-    missing = others[:: max(1, len(others) // max(1, left))][:left]
+    missing = others[torch.arange(left, device=then.device) * len(others) // max(1, left)]
     return torch.cat([taken, missing]).sort().values

@@ -125,7 +125,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
                 f"strategy {name}: the model has no nn.Embedding or nn.EmbeddingBag; use ddp"
             )
         for path, table in tables.items():
-            shared = uses[id(table.weight)] > 1
+            shared = uses[table.weight] > 1
             if shared or table.sparse or table.max_norm is not None or table.scale_grad_by_freq:
                 raise ValueError(
                     f"strategy {name}: the embedding table {path} has an unsupported feature"

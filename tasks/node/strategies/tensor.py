@@ -191,7 +191,10 @@ class Blocks:
     def refuse_shapes(self, _: nn.Module, *inputs: Any) -> None:
         """Raise ValueError if the ranks' inputs differ in shape (a forward pre-hook)."""
         shapes = [leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        if shapes != self.shapes:
+        # Ranks with unchanged shapes take part too: the other ranks would wait for them forever.
+        changed = next(iter(self.copies)).new_tensor(float(shapes != self.shapes))
+        dist.all_reduce(changed, group=self.grid.group)
+        if changed:
             by_rank = of_ranks(shapes, self.grid.group)
             if any(theirs != shapes for theirs in by_rank):
                 raise ValueError(
@@ -444,7 +447,7 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
         if not (type(part) in kinds or _is_linear(part)) or _is_changed(part):
             return False
         is_last = not isinstance(part, nn.LayerNorm) or len(part.normalized_shape) == 1
-        return is_last and all(uses[id(weight)] == 1 for weight in part.parameters())
+        return is_last and all(uses[weight] == 1 for weight in part.parameters())
 
     def is_encoder_layer(module: nn.Module) -> bool:
         if not isinstance(module, nn.TransformerEncoderLayer):

@@ -1,7 +1,5 @@
 """`srift check` runs a workload as on a host, without this shell's credentials."""
 
-import re
-
 import pytest
 
 from tasks.doctor.workload_check import CheckFailed, check_workload, problems
@@ -38,25 +36,33 @@ def build():
 """
 
 
-def project(folder, first="pass"):
-    (folder / "srift.toml").write_text(TOML)
+def project(folder, first="pass", toml=TOML):
+    (folder / "srift.toml").write_text(toml)
     (folder / "mine.py").write_text(BUILD.format(first=first))
     return load_settings(folder / "srift.toml")
 
 
-def test_a_strategy_that_trains_something_else_than_ddp_fails(tmp_path):
-    """An optimizer whose rate depends on its number of weights, of which `zero1` gives it a share."""
-    first = """step = torch.optim.SGD.step
+# An optimizer whose rate depends on its number of weights, of which `zero1` gives it a share.
+ACROSS = """step = torch.optim.SGD.step
     def across(self, closure=None):
         self.param_groups[0]["lr"] = 0.1 / len(self.param_groups[0]["params"])
         return step(self, closure)
     torch.optim.SGD.step = across"""
-    project(tmp_path, first)
-    precisions = 'precisions = ["tf32"]\nstrategies = ["zero1"]'  # a CPU has no tf32
-    (tmp_path / "srift.toml").write_text(re.sub("precisions = .*", precisions, TOML))
-    settings = load_settings(tmp_path / "srift.toml")
-    failed = problems(check_workload(settings, "net", timeout_s=120))
-    assert "zero1 does not train like ddp" in str(failed)
+
+
+@pytest.mark.parametrize(
+    "first, key, text",
+    [
+        (ACROSS, "problem", "zero1 does not train like ddp"),
+        ("os.sysconf = lambda _: 1", "notes", "zero1 was not compared with ddp"),  # no memory
+    ],
+)
+def test_a_strategy_is_held_to_the_losses_of_ddp(tmp_path, first, key, text):
+    # A CPU has no tf32.
+    toml = TOML.replace('"fp32", "bf16", "fp16"]', '"tf32"]\nstrategies = ["zero1"]')
+    settings = project(tmp_path, first, toml)
+    (found,) = check_workload(settings, "net", timeout_s=120)["precisions"]
+    assert text in str(found[key])
 
 
 FOLDER = """
@@ -103,6 +109,7 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
 ):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SRIFT_HOME", f"{tmp_path}/state")
     (tmp_path / ".aws").mkdir()
     (tmp_path / "srift.toml").write_text(FOLDER)
     repo = tmp_path / "repo"
@@ -112,9 +119,7 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (repo / "tasks.py").write_text(SEES + BUILD.format(first="pass"))
     (repo / "data.txt").write_text("")
     (repo / "requirements.txt").write_text("--no-index\n./sd\n")
-    settings = load_settings(tmp_path / "srift.toml").model_copy(
-        update={"home": tmp_path / "state"}
-    )
+    settings = load_settings(tmp_path / "srift.toml")
     found = check_workload(settings, "net", timeout_s=120)
     assert [one["problem"] for one in found["precisions"]] == [""] and found["notes"] == []
     assert "requirements.txt" in capfd.readouterr().err
@@ -150,10 +155,8 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     here = tmp_path / "images"
     here.mkdir()
     (here / "x.txt").write_text("x")
-    project(tmp_path)
+    settings = project(tmp_path, toml=TOML.replace("samples", f'data = "{stated}"\nsamples', 1))
     (tmp_path / "mine.py").write_text(READS)
-    (tmp_path / "srift.toml").write_text(TOML.replace("samples", f'data = "{stated}"\nsamples', 1))
-    settings = load_settings(tmp_path / "srift.toml")
     found = check_workload(settings, "net", timeout_s=120)
     assert problems(found) is None
     if stated.startswith("s3"):

@@ -46,7 +46,7 @@ def test_what_is_small_beside_one_large_entry_is_distinguished():
     table = torch.zeros(100_000)
     table[-900:] = 1e-6 * gaussian(900)
     assert set(range(99_100, 100_000)) <= set(largest(table, 1000).tolist())
-    assert largest(torch.ones(1000), 10).tolist() == list(range(0, 1000, 100))
+    assert largest(torch.ones(5), 3).tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])

@@ -51,13 +51,6 @@ def moved_away(home):
     home.choose(regions=("us-east-1",), deployment="another")
 
 
-def rewritten(home, **changes):
-    """The lease's file with other values; ... removes a key."""
-    file = home.leases.directory("r-1") / "lease.json"
-    body = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in body.items() if value is not ...}))
-
-
 def not_swept(home):
     with pytest.raises(NotSwept) as raised:
         home.reap()
@@ -136,7 +129,9 @@ def test_machines_of_an_unreadable_lease_live_on_and_nothing_is_bought_beside_it
 ):
     before = aws.now
     with home.acquire():
-        rewritten(home, **changes)
+        file = home.leases.directory("r-1") / "lease.json"
+        body = json.loads(file.read_text()) | changes
+        file.write_text(json.dumps({key: value for key, value in body.items() if value is not ...}))
         assert list(not_swept(home).unswept) == ["lease r-1"]
         assert len(aws.alive()) == 2 and home.provider.not_swept_since(before) == []
         [held] = home.provider.leases()
