@@ -91,7 +91,7 @@ def announced(block: Any, event: str, subject: str) -> AutomationCore:
         ),
         actions=[
             SendNotification(
-                block_document_id=block, subject=subject, body="{{ event.payload.said }}"
+                block_document_id=block, subject=subject, body="{{ event.payload.message }}"
             )
         ],
     )
@@ -118,13 +118,13 @@ def install(client: SyncPrefectClient, notify: str) -> list[str]:
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id
     wanted = [announced(block, event, subject) for event, subject in SUBJECTS.items()]
-    for one in client.read_deployments():
-        scheduled = any(schedule.active for schedule in one.schedules)
-        if scheduled and one.entrypoint == "flows.refresh.refresh":
-            wanted.append(overdue(block, one.name))
+    for deployment in client.read_deployments():
+        scheduled = any(schedule.active for schedule in deployment.schedules)
+        if scheduled and deployment.entrypoint == "flows.refresh.refresh":
+            wanted.append(overdue(block, deployment.name))
     for automation in wanted:
         put(client, automation)
-    return [one.name for one in wanted]
+    return [deployment.name for deployment in wanted]
 
 
 def main(notify: Annotated[str, typer.Option(help="`type/name` of a notification block.")]) -> None:

@@ -77,17 +77,17 @@ class Child:
         except psutil.NoSuchProcess:
             return 0
         # Flow runs have their own process groups, so each is terminated. The worker waits for them.
-        for one in family:
+        for process in family:
             with suppress(psutil.NoSuchProcess):
-                if one == first or "prefect." in " ".join(one.cmdline()):
-                    one.terminate()
+                if process == first or "prefect." in " ".join(process.cmdline()):
+                    process.terminate()
         _, left = psutil.wait_procs(family, timeout=GRACE_S)
-        for one in left:
+        for process in left:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
         psutil.wait_procs(left, timeout=5.0)
         self.process.wait()
-        return sum(one != first for one in left)
+        return sum(process != first for process in left)
 
 
 class Service:
@@ -197,13 +197,18 @@ class Service:
 
         Schedules that an operator has paused stay paused. Resumed schedules stay active.
         """
-        before = {one.name: [s.active for s in one.schedules] for one in client.read_deployments()}
+        before = {
+            deployment.name: [s.active for s in deployment.schedules]
+            for deployment in client.read_deployments()
+        }
         self.prefect(f"work-pool create {POOL} --type process --overwrite")
         self.prefect("deploy --all --prefect-file", str(prefect_file))
-        for one in client.read_deployments():
-            for schedule, active in zip(one.schedules, before.get(one.name, ()), strict=False):
+        for deployment in client.read_deployments():
+            for schedule, active in zip(
+                deployment.schedules, before.get(deployment.name, ()), strict=False
+            ):
                 if schedule.active != active:
-                    client.update_deployment_schedule(one.id, schedule.id, active=active)
+                    client.update_deployment_schedule(deployment.id, schedule.id, active=active)
         put(client, without_heartbeat())
 
     def end(self) -> None:

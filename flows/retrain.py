@@ -13,7 +13,7 @@ from tasks.workspace.workspace import open_workspace
 from warehouse.reads import LEARNED, measured_workloads, training_frames
 
 # With more runs, a cross-validation in processes saves more time than the processes take to start.
-_MANY_RUNS = 1000
+_PARALLEL_ABOVE = 1000
 
 judge = task(judge_promises)
 find_drift = task(note_drift)
@@ -45,7 +45,7 @@ def retrain(refresh_id: str, provider: str = "local") -> str:
     learned = len(frames["runs"])
     if counted > learned:
         reporter().say(f"the model learns from {learned:,} of {counted:,} runs: {LEARNED}")
-    each = each_by_task(workspace.settings.shared.dask, processes=learned > _MANY_RUNS)
+    each = each_by_task(workspace.settings.shared.dask, processes=learned > _PARALLEL_ABOVE)
     challenger = fit_challenger(frames, champion, each)
     if challenger is None:
         return "no challenger was fitted: there are no measurements"

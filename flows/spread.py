@@ -8,7 +8,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 
 from models.monitoring.cross_validation import Each
 from tasks.providers.local.cpu_shares import usable_cores
-from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.blas_threads import single_thread
 
 
 def each_by_task(dask: str, *, processes: bool = False) -> Each:
@@ -25,11 +25,11 @@ def each_by_task(dask: str, *, processes: bool = False) -> Each:
     def each(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
         name = getattr(function, "func", function).__name__.strip("_")
 
-        def on_one_thread(value: Any) -> Any:
-            with one_thread():
+        def single_threaded(value: Any) -> Any:
+            with single_thread():
                 return function(value)
 
-        call = task(name=name, retries=2 if dask else 0)(on_one_thread)
+        call = task(name=name, retries=2 if dask else 0)(single_threaded)
         with _runner(dask, processes) as runner:
             return list(runner.map(call, {"value": list(values)}).result())
 

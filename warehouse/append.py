@@ -104,7 +104,9 @@ def _note(connection: Connection, table: str, key: str, rows: Sequence[Row]) -> 
 
     key: SQL expressions that form the key, separated by commas.
     """
-    names = [one for one in _columns(connection, table) if one not in ("noted_at", "noted_order")]
+    names = [
+        name for name in _columns(connection, table) if name not in ("noted_at", "noted_order")
+    ]
     columns = ", ".join(names)
     changed = f"""
         select * from incoming

@@ -262,7 +262,7 @@ def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> Wareho
     Returns None if the error is neither an I/O error nor a sign of a damaged file.
     repair: a sentence on how to repair the file if it is damaged.
     """
-    words, first_line = str(error).replace(str(path), ""), one_line(error)
+    words, first_line = str(error).replace(str(path), ""), summary_line(error)
     if not isinstance(error, (duckdb.IOException, *_INSIDE_DUCKDB)) and _REPLAY not in words:
         return None  # other errors may quote user data that looks like these messages
     if _FULL.search(words):
@@ -272,7 +272,7 @@ def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> Wareho
     return WarehouseError(f"{path}: {first_line}. The transaction was rolled back")
 
 
-def one_line(error: Exception) -> str:
+def summary_line(error: Exception) -> str:
     """Return the first line of an error's message."""
     return str(error).partition("\n")[0].rstrip(".!")
 

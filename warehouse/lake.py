@@ -28,11 +28,11 @@ from .database import (
     create_tables,
     create_views,
     explained,
-    one_line,
     quoted,
     raw_tables,
     roll_back,
     schema_digest,
+    summary_line,
     transaction,
 )
 
@@ -176,7 +176,7 @@ class SharedWarehouse(Warehouse):
                     f"{self}: another process changed the same rows; nothing was stored. Try again"
                 ) from error
             raise WarehouseError(
-                f"{self}: {one_line(error)}. Check PostgreSQL and access to the data files"
+                f"{self}: {summary_line(error)}. Check PostgreSQL and access to the data files"
             ) from error
 
 

@@ -118,9 +118,9 @@ def _server(provider: str, max_usd: float | None) -> Iterator[None]:
     other = at_work(home)
     if other is not None:
         raise Busy(other)
-    from tasks.workspace.prefect_server import own_server
+    from tasks.workspace.prefect_server import local_server
 
-    with own_server():
+    with local_server():
         yield
 
 

@@ -293,7 +293,9 @@ def training_runs(
     setups = [setup for setup, _ in found.values()]
     step_s = np.array([prior for _, prior in found.values()])
     if model is not None:
-        known = [model.knows((one.workload, one.mode), one.cluster.type_names) for one in setups]
+        known = [
+            model.knows((setup.workload, setup.mode), setup.cluster.type_names) for setup in setups
+        ]
         if any(known):
             rows = pd.DataFrame([setup.row() for setup in setups])
             step_s[known] = model.predict(rows[known])["step_s"]
@@ -321,8 +323,8 @@ def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
 
     types: the instance type of each machine of the cluster.
     """
-    computing = all(computes(one.device, mode) for one in types)
-    return computing and runs_on([one.devices for one in types], mode)
+    computing = all(computes(instance_type.device, mode) for instance_type in types)
+    return computing and runs_on([instance_type.devices for instance_type in types], mode)
 
 
 def profiled_lines(profiles: pd.DataFrame) -> Lines:
@@ -354,7 +356,7 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
     lines: the seconds of single devices, as returned by `profiled_lines`.
     """
     types = [offer.instance_type for offer in cluster.members]
-    whole = tuple(one.devices for one in types)
+    whole = tuple(instance_type.devices for instance_type in types)
     if not _trains(types, mode):
         return
     totals = list(global_batches(workload.global_batch_least, workload.global_batch_most))
@@ -362,8 +364,8 @@ def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> I
     layouts = [whole]
     if len(whole) == 1 and whole[0] > 1 and not mode.of_several:
         layouts.append((1,))
-    keys = [(workload.name, mode.alone, one.name) for one in types]
-    speeds = [(0.0, one.devices / one.cores) for one in types]
+    keys = [(workload.name, mode.alone, instance_type.name) for instance_type in types]
+    speeds = [(0.0, instance_type.devices / instance_type.cores) for instance_type in types]
     if lines.keys() >= set(keys):
         speeds = [lines[key] for key in keys]
     for (total, steps), layout in product(sizes, layouts):
@@ -392,9 +394,11 @@ def _prior_step_s(setup: Setup, workload: Workload, costs: Costs) -> float:
     """
     types = [offer.instance_type for offer in setup.cluster.members]
     used = zip(types, setup.layout, strict=True)
-    cores = sum(one.cores * count / one.devices for one, count in used)
+    cores = sum(
+        instance_type.cores * count / instance_type.devices for instance_type, count in used
+    )
     compute_s = costs.core_step_s * setup.global_batch / workload.global_batch_least / cores
-    gbps = min(one.bandwidth_gbps for one in types)
+    gbps = min(instance_type.bandwidth_gbps for instance_type in types)
     ring_s = 2 * (1 - 1 / len(types)) * 8e-9 * (workload.gradient_bytes or 0) / gbps
     return max(compute_s, ring_s)
 

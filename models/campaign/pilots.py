@@ -70,7 +70,9 @@ def choose_pilots(
         count: the maximum number of pilots.
         seed: the random seed of the simulated outcomes.
     """
-    question = next((one for one in choice_set.questions if one.goal.goal == goal), None)
+    question = next(
+        (candidate for candidate in choice_set.questions if candidate.goal.goal == goal), None
+    )
     if question is None or not len(candidates):
         return Pilots(chosen=(), regret=0.0, after=())
     first = len(choice_set.setups)

@@ -153,7 +153,7 @@ class Knowledge:
             if rows["bytes"].nunique() >= _PROBED_SIZES:
                 done.add(("probe", types_of(cluster)))
         failures = Counter(_identity(row, devices) for row in rows_of(past.failures))
-        done.update(one for one, count in failures.items() if count >= _ENOUGH_FAILURES)
+        done.update(key for key, count in failures.items() if count >= _ENOUGH_FAILURES)
         return cls(done=done, doubted=frozenset(stale - fresh | drifted.keys()), seen=seen)
 
     def learn(self, model: Model, runs: Iterable[PlannedRun]) -> None:

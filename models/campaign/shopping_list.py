@@ -91,7 +91,11 @@ class CampaignLimits:
 
     def priced(self, offers: Iterable[Offer]) -> list[Offer]:
         """Return the offers that have a known price and belong to the campaign's market."""
-        return [one for one in offers if one.market == self.market and one.usd_per_hour is not None]
+        return [
+            offer
+            for offer in offers
+            if offer.market == self.market and offer.usd_per_hour is not None
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +254,7 @@ def elastic_launch(
     wanted = [(kind, "spot" if at else "on-demand") for at, kind in enumerate(types)]
     if len(types) < 2 or mode != Mode(mode.precision) or not by_market.keys() >= set(wanted):
         return None
-    cluster = Cluster(members=tuple(by_market[one] for one in wanted))
+    cluster = Cluster(members=tuple(by_market[name] for name in wanted))
     if limits.fits(cluster):
         return None
     devices, batches = machines_of(name, recommended["layout"], recommended["batch_per_device"], {})

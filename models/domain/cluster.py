@@ -73,7 +73,7 @@ class Offer:
     - `usd_per_hour`: the price that the user's account pays for the machine; None means unknown
     - `price_source`: a note for the user if `usd_per_hour` is an estimate, else empty
     - `public_usd_per_hour`: the public price, if it differs from `usd_per_hour`; else None
-    - `own_price`: a note for the user that says why the two prices differ, else empty
+    - `price_note`: a note for the user that says why the two prices differ, else empty
     - `storage_usd_per_hour`: the price of the machine's volume
     - `other_usd_per_hour`: the price of the public IP address and of requests to S3
     - `start_usd`: the cost to download the workload's data each time the machine starts
@@ -90,7 +90,7 @@ class Offer:
     other_usd_per_hour: float = 0.0
     start_usd: float = 0.0
     public_usd_per_hour: float | None = None
-    own_price: str = ""
+    price_note: str = ""
     price_source: str = ""
     interruption_source: str = ""
 
@@ -109,7 +109,7 @@ class Offer:
         The public price counts because the account's discount may end. Returns None if the public
         price is unknown. A price that only the user states is no upper bound.
         """
-        public = self.public_usd_per_hour if self.own_price else self.list_usd_per_hour
+        public = self.public_usd_per_hour if self.price_note else self.list_usd_per_hour
         return None if public is None else max(public, self.usd_per_hour or 0.0)
 
     @property
@@ -169,7 +169,7 @@ class Cluster:
         The other costs are IP addresses and requests to S3. The sum of the machines is None if the
         price of any machine is unknown.
         """
-        known = [one.usd_per_hour for one in self.members if one.usd_per_hour is not None]
+        known = [offer.usd_per_hour for offer in self.members if offer.usd_per_hour is not None]
         storage = sum(offer.storage_usd_per_hour for offer in self.members)
         other = sum(offer.other_usd_per_hour for offer in self.members)
         return sum(known) if len(known) == len(self.members) else None, storage, other
@@ -240,7 +240,7 @@ def parse_numbers(text: str | int | float, count: int, what: str) -> tuple[int, 
     parts = str(text).split("+")
     if not all(map(_WHOLE.fullmatch, parts)):
         raise ValueError(f"{what} {text!r}: must be whole numbers of at least 1, joined by '+'")
-    numbers = tuple(int(float(part)) for part in parts)
+    numbers = tuple(int(float(text)) for text in parts)
     if len(numbers) == 1:
         return numbers * count
     if len(numbers) != count:

@@ -57,7 +57,7 @@ def modes_of(frame: pd.DataFrame) -> list[Mode]:
     return list(map(Mode, *columns))
 
 
-def in_one_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
+def in_canonical_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataFrame:
     """Return the columns cluster, layout and batch_per_device, rewritten with sorted machines.
 
     Machines are sorted by instance type: cluster `1xb+1xa` with layout `4+8` becomes `1xa+1xb` with

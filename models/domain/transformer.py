@@ -44,7 +44,7 @@ def transformer_facts(config: Mapping[str, Any], sequence: int | None = None) ->
     """
     for name, value in config.items():
         keys = [name, *(value if isinstance(value, Mapping) else ())]
-        if value and any(part in key for part in _REFUSED for key in keys):
+        if value and any(word in key for word in _REFUSED for key in keys):
             raise ValueError(
                 f"{name} is set, but only dense networks with one stack of layers are supported"
             )
@@ -91,8 +91,8 @@ def _parameters(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> float:
     # a gate.
     gated = "rms_norm_eps" in config or config.get("hidden_act") == "silu"
     gated |= config.get("model_type") == "modernbert"
-    one_key = config.get("multi_query") and not config.get("new_decoder_architecture")
-    key_heads = 1 if one_key else sizes.get("key_heads", heads)
+    shares_key = config.get("multi_query") and not config.get("new_decoder_architecture")
+    key_heads = 1 if shares_key else sizes.get("key_heads", heads)
     attention = 2 * hidden * head * (heads + key_heads)
     tied = config.get("tie_word_embeddings", True)
     layer = attention + (2 + gated) * hidden * inner

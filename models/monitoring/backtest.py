@@ -36,20 +36,20 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
         ValueError: if `data` has rows of several providers, or nothing to fit (no profile and no
             valid run).
     """
-    asked = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
-    names = {name for cluster in asked["cluster"] for name in types_of(cluster)}
+    setups = test[[name for name in _SETUP if name in test.columns]].reset_index(drop=True)
+    names = {name for cluster in setups["cluster"] for name in types_of(cluster)}
     # A type that the catalogue does not describe is predicted with medians of the measured types.
     types = data.instance_types.merge(pd.DataFrame({"name": sorted(names)}), how="outer")
     model = fit(replace(data, instance_types=types), seed=seed)
     rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
     model = all_introduced(model, workload_facts(rows) | workload_facts(data))
-    found = pd.DataFrame(np.nan, asked.index, list(PREDICTED)).assign(unpredicted="")
-    for _, same in asked.groupby([name for name in _KIND if name in asked], dropna=False):
+    found = pd.DataFrame(np.nan, setups.index, list(PREDICTED)).assign(unpredicted="")
+    for _, same in setups.groupby([name for name in _KIND if name in setups], dropna=False):
         try:
             found.loc[same.index, list(PREDICTED)] = model.predict(same)[STEP].to_numpy(float)
         except ValueError as error:
             found.loc[same.index, "unpredicted"] = str(error)
-    guessed = asked["workload"].isin(list(model.guessed)) & (found["unpredicted"] == "")
+    guessed = setups["workload"].isin(list(model.guessed)) & (found["unpredicted"] == "")
     return found.assign(guessed=guessed).set_index(test.index)
 
 
@@ -68,9 +68,9 @@ def summary(test: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
         all="all",
     )
     found = [
-        {"by": by, "group": str(group), **scores(part)}
+        {"by": by, "group": str(group), **scores(scored)}
         for by in ("workload", "instances", "all")
-        for group, part in rows[rows["unpredicted"] == ""].groupby(by)
+        for group, scored in rows[rows["unpredicted"] == ""].groupby(by)
     ]
     return pd.DataFrame(found)
 

@@ -201,7 +201,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
     predictable = [
-        f"workload {name}" in known and all(f"instance type {one}" in known for one in types)
+        f"workload {name}" in known and all(f"instance type {name}" in known for name in types)
         for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
     return _scored(runs[np.array(predictable, bool)], model)

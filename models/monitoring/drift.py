@@ -24,7 +24,7 @@ _LEAST_RUNS = 5  # a group with fewer runs is not tested
 _MOST_RUNS = 30  # only this many of a group's most recent runs count
 # A drift has a direction if runs that are too slow are at least this many times as frequent as runs
 # that are too fast, or the reverse.
-_ONE_SIDED = 2.0
+_MIN_RATIO = 2.0
 
 
 def recent(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
@@ -101,9 +101,9 @@ def _measures(runs: pd.DataFrame) -> Row:
     direction = "either way"
     if not slower and not faster:
         direction = "none"
-    elif slower >= _ONE_SIDED * faster:
+    elif slower >= _MIN_RATIO * faster:
         direction = "slower"
-    elif faster >= _ONE_SIDED * slower:
+    elif faster >= _MIN_RATIO * slower:
         direction = "faster"
     return {
         "drifting": False,

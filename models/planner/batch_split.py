@@ -195,8 +195,10 @@ class BatchSplits:
 
         The code is -1 if the cluster has several kinds of device.
         """
-        names = sorted({one.device for one in self.types})
-        code = np.array([names.index(one.device) for one in self.types] + [-1])[self.kind]
+        names = sorted({instance_type.device for instance_type in self.types})
+        code = np.array([names.index(instance_type.device) for instance_type in self.types] + [-1])[
+            self.kind
+        ]
         first = code[:, :1]
         return np.where(((code == first) | (code < 0)).all(axis=1), first[:, 0], -1)
 
@@ -206,21 +208,21 @@ class BatchSplits:
         The arrays have two columns for each instance type, because samples do not always divide
         evenly. In the first column, each device gets one sample more than in the second column.
         """
-        kind, number, samples = (one[rows] for one in (self.kind, self.count, self.samples))
+        kind, number, samples = (column[rows] for column in (self.kind, self.count, self.samples))
         count = np.maximum(number, 1)
         batch, odd = samples // count, samples % count
         double = (len(kind), 2 * kind.shape[1])
         machines = np.stack([odd, number - odd], axis=2).reshape(double)
         batches = np.stack([batch + 1, batch], axis=2).reshape(double)
         kinds = np.repeat(kind, 2, axis=1)
-        devices = np.array([one.devices for one in self.types] + [0])[kinds]
+        devices = np.array([instance_type.devices for instance_type in self.types] + [0])[kinds]
         present = machines > 0
         return SetupArrays(
             workloads=(self.workload,),
             workload=np.zeros(len(kind), np.intp),
             modes=self.modes,
             mode=self.mode[rows],
-            names=tuple(one.name for one in self.types),
+            names=tuple(instance_type.name for instance_type in self.types),
             kind=np.where(present, kinds, -1),
             count=machines.astype(float),
             batch=np.where(present, batches, 0).astype(float),
@@ -236,7 +238,7 @@ class BatchSplits:
         members: list[Offer] = []
         batches: list[int] = []
         columns = (self.kind[at], self.count[at], self.samples[at])
-        for kind, count, samples in zip(*(one.tolist() for one in columns), strict=True):
+        for kind, count, samples in zip(*(column.tolist() for column in columns), strict=True):
             if kind >= 0:
                 batch, odd = divmod(samples, count)
                 members += [offers[self.types[kind].name]] * count
@@ -244,7 +246,7 @@ class BatchSplits:
         return Setup(
             workload=self.workload,
             cluster=Cluster(members=tuple(members)),
-            layout=tuple(one.instance_type.devices for one in members),
+            layout=tuple(offer.instance_type.devices for offer in members),
             batch_per_device=tuple(batches),
             accumulation_steps=int(self.steps[at]),
             mode=self.modes[self.mode[at]],
@@ -277,7 +279,7 @@ def splits_of(
     order = np.argsort(counts == 0, axis=1, kind="stable")[:, :width]
     count = np.take_along_axis(counts, order, axis=1)
     kind = np.where(count > 0, order, -1)
-    devices = np.array([one.devices for one in types] + [0], np.int64)
+    devices = np.array([instance_type.devices for instance_type in types] + [0], np.int64)
     present = devices[kind]
     ranks, machines = (count * present).sum(axis=1), count.sum(axis=1)
     fewest = np.where(kind >= 0, present, devices.max()).min(axis=1)
@@ -286,12 +288,16 @@ def splits_of(
     splits: list[tuple[IntArray, ...]] = []
     obstacle = np.zeros(len(counts), np.intp)
     lines = {
-        alone: model.compute_lines(workload.name, [one.name for one in types], alone)
+        alone: model.compute_lines(
+            workload.name, [instance_type.name for instance_type in types], alone
+        )
         for alone in {mode.alone for mode in workload.modes}
     }
     for number, mode in enumerate(workload.modes):
         a, k = np.vstack([lines[mode.alone], (0.0, 1.0)]).T
-        computing = np.array([*(computes(one.device, mode) for one in types), True], bool)
+        computing = np.array(
+            [*(computes(instance_type.device, mode) for instance_type in types), True], bool
+        )
         able = computing[kind].all(axis=1) & mode.runs_on(machines, fewest, largest, ranks)
         rows = np.flatnonzero(able)
         # Sharded state is divided by the number of ranks. Rounding this number down to a power of

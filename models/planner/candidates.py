@@ -133,7 +133,7 @@ class Candidates:
 def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates:
     """Return a candidate for each batch split in each market and zone that sells the machines."""
     zones = tuple(sold_together(supply.offers))
-    known = {name: one.instance_type for zone in zones for name, one in zone.items()}
+    known = {name: offer.instance_type for zone in zones for name, offer in zone.items()}
     types = [known[name] for name in sorted(known)]
     counts = compositions(len(types), max_hosts=supply.max_hosts, most_mixed=supply.most_mixed)
     totals = global_batches(workload.global_batch_least, workload.global_batch_most)
@@ -142,7 +142,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
     frames, conditions, first = [], [], 0
     left_out = np.zeros(len(OBSTACLES), np.intp)
     for number, zone in enumerate(zones):
-        sells = np.array([one.name in zone for one in types])
+        sells = np.array([instance_type.name in zone for instance_type in types])
         sold = (counts[:, ~sells] == 0).all(axis=1)
         obstacle = splits.obstacle[sold & (splits.obstacle >= 0)]
         left_out += np.bincount(obstacle, minlength=len(OBSTACLES))
@@ -150,9 +150,9 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
         clusters, back = np.unique(splits.cluster[rows], return_inverse=True)
         bought = counts[np.ix_(clusters, sells)]
         offers = list(zone.values())
-        prices = np.array([one.total_usd_per_hour for one in offers], float)
+        prices = np.array([offer.total_usd_per_hour for offer in offers], float)
         usd = np.where(bought > 0, bought * prices, 0.0).sum(axis=1)
-        start_usd = bought @ np.array([one.start_usd for one in offers], float)
+        start_usd = bought @ np.array([offer.start_usd for offer in offers], float)
         columns = {
             "split": rows,
             "zone": number,
@@ -162,7 +162,7 @@ def enumerate_candidates(workload: Workload, supply: Supply, model: StepTimeMode
             "start_usd": start_usd[back],
         }
         frames.append(pd.DataFrame(columns))
-        pools = [Pool.of(one) for one in offers]
+        pools = [Pool.of(offer) for offer in offers]
         conditions.append(supply.job_conditions.gangs(pools, bought, state_bytes))
         first += len(clusters)
     compile_s = [supply.job_conditions.compile_s(workload.name, mode) for mode in splits.modes]
@@ -185,8 +185,12 @@ def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     their winners. Interruption rates are not compared, because the published rates differ too
     little to outweigh a price.
     """
-    by_price = sorted(offers, key=lambda one: (price_or_inf(one), one.start_usd, zone_of(one)))
-    by_start = sorted(offers, key=lambda one: (one.start_usd, price_or_inf(one), zone_of(one)))
+    by_price = sorted(
+        offers, key=lambda offer: (price_or_inf(offer), offer.start_usd, zone_of(offer))
+    )
+    by_start = sorted(
+        offers, key=lambda offer: (offer.start_usd, price_or_inf(offer), zone_of(offer))
+    )
     best: set[Offer] = set()
     for ordered in (by_price, by_start):
         first: dict[tuple[str, str], Offer] = {}
@@ -197,4 +201,4 @@ def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     zones = sorted(wins, key=lambda at: (at[0], -wins[at], at))
     by_market = groupby(zones, key=itemgetter(0))
     whole = {zone for _, group in by_market for zone in islice(group, MOST_ZONES)}
-    return [one for one in offers if one in best or zone_of(one) in whole]
+    return [offer for offer in offers if offer in best or zone_of(offer) in whole]

@@ -30,7 +30,7 @@ def unproven(
     predicted: the model's predictions for `arrays`.
     tolerated: the modes from which the planner can choose.
     """
-    doubted = [one.must_be_faster and one.dense in tolerated for one in arrays.modes]
+    doubted = [mode.must_be_faster and mode.dense in tolerated for mode in arrays.modes]
     found = np.array(doubted, bool)[arrays.mode]
     at = np.flatnonzero(found)
     if len(at):

@@ -100,10 +100,10 @@ def cheapest_cluster(names: Sequence[str], offers: Sequence[Offer]) -> Cluster |
     """
     able = [
         Cluster(members=tuple(group[name] for name in names))
-        for group in sold_together([one for one in offers if one.usd_per_hour is not None])
+        for group in sold_together([offer for offer in offers if offer.usd_per_hour is not None])
         if group.keys() >= set(names)
     ]
-    return min(able, key=lambda one: one.total_usd_per_hour or 0.0, default=None)
+    return min(able, key=lambda offer: offer.total_usd_per_hour or 0.0, default=None)
 
 
 def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
@@ -112,7 +112,7 @@ def sold_together(offers: Sequence[Offer]) -> list[dict[str, Offer]]:
     The keys are the names of the instance types, in alphabetical order.
     """
     groups: dict[Zone, dict[str, Offer]] = {}
-    for offer in sorted(offers, key=lambda one: (one.instance_type.name, price_or_inf(one))):
+    for offer in sorted(offers, key=lambda offer: (offer.instance_type.name, price_or_inf(offer))):
         groups.setdefault(zone_of(offer), {}).setdefault(offer.instance_type.name, offer)
     return [groups[key] for key in sorted(groups)]
 

@@ -57,25 +57,27 @@ def winner(
     """
     aim, what = goal.objective, goal.constraint
     best = "cheapest" if aim == "usd" else "fastest"
-    said = [f"{best} of {clusters}: {amount(row[aim], aim)}"]
+    sentences = [f"{best} of {clusters}: {amount(row[aim], aim)}"]
     if what is not None:
         required = "" if goal.p_required is None else f" ({goal.p_required:.0%} required)"
         limit, chance = amount(goal.limit, what), row["p_meets_constraint"]
-        said.append(f"meets {limit} with {chance:.0%} probability{required}")
+        sentences.append(f"meets {limit} with {chance:.0%} probability{required}")
     if rival is not None:
-        said.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}")
+        sentences.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}")
         if what is not None:
-            said[-1] += f" and meets {limit} with {rival['p_meets_constraint']:.0%} probability"
-    said.append(f"the best with {row['p_best']:.0%} probability")
-    said.append(f"limited by {row['bottleneck']}")
+            sentences[-1] += (
+                f" and meets {limit} with {rival['p_meets_constraint']:.0%} probability"
+            )
+    sentences.append(f"the best with {row['p_best']:.0%} probability")
+    sentences.append(f"limited by {row['bottleneck']}")
     if predicted["bottleneck"] == "input" and predicted.get("input_by"):
-        said.append(f"more {predicted['input_by']} would help")
+        sentences.append(f"more {predicted['input_by']} would help")
     doublings = float(predicted.get("nearest_doublings", np.nan))
     if doublings < _MEASURED:
-        said.append("this setup was measured")
+        sentences.append("this setup was measured")
     elif np.isfinite(doublings):
-        said.append(f"nearest measurement {doublings:.1f} doublings away")
-    return "; ".join(said)
+        sentences.append(f"nearest measurement {doublings:.1f} doublings away")
+    return "; ".join(sentences)
 
 
 def loser(row: Row, first: Row, goal: Goal) -> str:
@@ -104,27 +106,29 @@ def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
     what, drawn = goal.used, costs.drawn[goal.used][usable]
     required = goal.p_required or EVEN_ODDS
     needed, chance = np.quantile(drawn, required, axis=1), (drawn <= goal.limit).mean(axis=1)
-    asked, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
+    limit, least = amount(goal.limit, what), amount(needed.min(), what, up=True)
     near, bet = (costs.setups[usable[int(at)]].cluster for at in (needed.argmin(), chance.argmax()))
-    said = (
-        f"no cluster on offer meets {asked} with {required:.0%} probability; the nearest,"
+    sentence = (
+        f"no cluster on offer meets {limit} with {required:.0%} probability; the nearest,"
         f" {near.name} ({near.market}), would meet a {_LIMITS[what]} of {least}"
     )
     if chance.max() < _SMALL:
-        return said
-    bets = f"{bet.name} ({bet.market}), meets {asked} with {chance.max():.0%} probability"
-    return f"{said}; the best bet, {bets}"
+        return sentence
+    bets = f"{bet.name} ({bet.market}), meets {limit} with {chance.max():.0%} probability"
+    return f"{sentence}; the best bet, {bets}"
 
 
 def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     """Return a phrase about lack of memory if no device has memory for one sample, else ""."""
     types = {offer.instance_type for offer in supply.offers}
     needed = [
-        model.memory.needs(workload.name, mode, one.name, supply.max_hosts * one.devices)
-        for one, mode in product(types, workload.modes)
+        model.memory.needs(
+            workload.name, mode, instance_type.name, supply.max_hosts * instance_type.devices
+        )
+        for instance_type, mode in product(types, workload.modes)
     ]
     least = min((each.peak_bytes(1) / 2**30 for each in needed), default=0.0)
-    most = max(one.device_memory_gib for one in types)
+    most = max(instance_type.device_memory_gib for instance_type in types)
     if least <= most:
         return ""
     return (

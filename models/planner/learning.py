@@ -74,13 +74,13 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
     """
     known = _of_mode(runs, workload, mode)
     for _, together in known[known["status"] == "measured"].groupby(_ALIKE):
-        dense, own = (
+        dense, runs_of_mode = (
             together[together["strategy"] == name].drop_duplicates("seed").set_index("seed")
             for name in (mode.dense.strategy, mode.strategy)
         )
-        seeds = dense.index.intersection(own.index)
+        seeds = dense.index.intersection(runs_of_mode.index)
         if len(seeds) >= LEAST_PAIRS:
-            found = _compared(dense.loc[seeds], own.loc[seeds])
+            found = _compared(dense.loc[seeds], runs_of_mode.loc[seeds])
             if found is not None:
                 return found
     return None
@@ -97,8 +97,8 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
     return runs[(runs[columns] == wanted).all(axis=1) & strategies]
 
 
-def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
-    """Return the Verdict on a strategy's runs (`own`), compared with the DDP runs (`dense`).
+def _compared(dense: pd.DataFrame, other: pd.DataFrame) -> Verdict | None:
+    """Return the Verdict on a strategy's runs (`other`), compared with the DDP runs (`dense`).
 
     Both frames have a row of losses per seed, in the same order. Returns None in these cases:
 
@@ -106,8 +106,8 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
     - DDP learns too little, compared with the spread of its last losses over all seeds.
     - The difference between the two runs of a seed varies too much from seed to seed.
     """
-    diverged = own["diverged"].astype(bool).any()
-    counted = [dense] if diverged else [dense, own]
+    diverged = other["diverged"].astype(bool).any()
+    counted = [dense] if diverged else [dense, other]
     windows = min(len(losses) for frame in counted for losses in frame["losses"])
     if windows < LEAST_WINDOWS or dense["diverged"].astype(bool).any():
         return None
@@ -118,7 +118,7 @@ def _compared(dense: pd.DataFrame, own: pd.DataFrame) -> Verdict | None:
         return None
     margin, excess = TOLERANCE * (first - last), np.inf
     if not diverged:
-        tails = [np.mean(losses[windows - AVERAGED : windows]) for losses in own["losses"]]
+        tails = [np.mean(losses[windows - AVERAGED : windows]) for losses in other["losses"]]
         apart = tails - ends
         excess, error = float(apart.mean()), apart.std(ddof=1) / len(apart) ** 0.5
         if abs(excess - margin) < stdtrit(len(apart) - 1, CONFIDENCE) * error:
@@ -164,8 +164,10 @@ def unknown_learning(
     found = []
     for workload in workloads:
         for mode in _doubted(workload):
-            own = _of_mode(runs, workload, mode).query("strategy == @mode.strategy and cause == ''")
-            tried = int(own["status"].isin(["measured", "failed"]).sum())
+            runs_of_mode = _of_mode(runs, workload, mode).query(
+                "strategy == @mode.strategy and cause == ''"
+            )
+            tried = int(runs_of_mode["status"].isin(["measured", "failed"]).sum())
             if verdict(runs, workload, mode) is None and tried < MOST_TRIES * LEARNING_SEEDS:
                 found.append((workload, mode, range(tried + 1, tried + 1 + LEARNING_SEEDS)))
     return found

@@ -80,12 +80,12 @@ def seconds_of(
         times the sum of the seconds of all messages.
     """
     total = np.zeros(len(orders))
-    for one in rounds:
-        senders, receivers = np.array(one.places).T
-        pair_s = links.latency_s + one.bytes * links.byte_s
+    for phase in rounds:
+        senders, receivers = np.array(phase.places).T
+        pair_s = links.latency_s + phase.bytes * links.byte_s
         each = pair_s[orders[:, senders], orders[:, receivers]]
         slowest, summed = each.max(axis=1), each.sum(axis=1)
-        total += one.times * (slowest + links.sharing * (summed - slowest) + ties * summed)
+        total += phase.times * (slowest + links.sharing * (summed - slowest) + ties * summed)
     return total
 
 

@@ -148,9 +148,9 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     Modes in `vetoes` are always left out. Modes with Adasum, or with a strategy in UNPLANNED (such
     as PowerSGD), are left out if the workload has other modes without a veto.
     """
-    modes = [one for one in workload.modes if one not in vetoes]
+    modes = [mode for mode in workload.modes if mode not in vetoes]
     # It is unknown how many steps Adasum needs to converge.
-    planned = [one for one in modes if one.strategy not in UNPLANNED and not one.combined]
+    planned = [mode for mode in modes if mode.strategy not in UNPLANNED and not mode.combined]
     return replace(workload, modes=tuple(planned or modes))
 
 

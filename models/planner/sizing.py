@@ -42,7 +42,7 @@ import pandas as pd
 from ..domain.setup_table import Row, machines_of, modes_of, rows_of, types_of
 from ..domain.workload import Mode
 from ..step_time.dataset import (
-    BACKWARD_PART,
+    BACKWARD_SHARE,
     TrainingData,
     at_nominal_speed,
     valid_runs,
@@ -70,14 +70,14 @@ class ScalingRule(NamedTuple):
     parallel_s: float
 
     @classmethod
-    def through(cls, one_s: float, size: int, step_s: float) -> ScalingRule:
-        """Return the rule for a step that takes `one_s` on one unit and `step_s` on `size` units.
+    def through(cls, single_s: float, size: int, step_s: float) -> ScalingRule:
+        """Return the rule for a step that takes `single_s` on one unit, `step_s` on `size` units.
 
         A unit is a machine, or a device of one machine. `size` is at least 2. The overhead of the
-        rule is limited to the range from 0 to `one_s`.
+        rule is limited to the range from 0 to `single_s`.
         """
-        overhead_s = min(max((size * step_s - one_s) / (size - 1), 0.0), one_s)
-        return cls(overhead_s, one_s - overhead_s)
+        overhead_s = min(max((size * step_s - single_s) / (size - 1), 0.0), single_s)
+        return cls(overhead_s, single_s - overhead_s)
 
     def efficiency(self, size: int) -> float:
         """Return the parallel efficiency on `size` units: step_s(1) / (size x step_s(size)).
@@ -123,15 +123,17 @@ class Scale(NamedTuple):
         measured, or else the sum of its measured micro-steps.
         """
         found: dict[int, float] = {}
-        for (size, own, steps), step_s in sorted(self.steps.items()):
+        for (size, micro_batch, steps), step_s in sorted(self.steps.items()):
             if micro is None:
-                if size * own * steps == batch:
+                if size * micro_batch * steps == batch:
                     found[size] = min(step_s, found.get(size, step_s))
                 continue
             count, alone_s = batch / (size * micro), self.steps.get((1, micro, 1))
-            if (own, steps) == (micro, count):
+            if (micro_batch, steps) == (micro, count):
                 found[size] = step_s
-            elif (own, steps) == (micro, 1) and count.is_integer() and count >= 1 and alone_s:
+            elif (
+                (micro_batch, steps) == (micro, 1) and count.is_integer() and count >= 1 and alone_s
+            ):
                 found[size] = (count - 1) * alone_s + step_s
         return found
 
@@ -197,16 +199,18 @@ def scales_of(data: TrainingData, workload: str, devices: Mapping[str, int]) -> 
     for key, seconds in sorted(measured.items()):
         scales[key[:3]][key[3:]] = median(seconds)
     found = [Scale(mode, name, each, steps) for (mode, name, each), steps in scales.items()]
-    return [one for one in found if one.devices_each or any(size > 1 for size, *_ in one.steps)]
+    return [
+        scale for scale in found if scale.devices_each or any(size > 1 for size, *_ in scale.steps)
+    ]
 
 
 def _profiles(data: TrainingData, workload: str) -> list[Row]:
     """Return the workload's profiles of single devices, with additional columns mode and step_s."""
     if not len(data.profiles):
         return []
-    own = data.profiles[data.profiles["workload"].astype(str) == workload]
-    step_s = own["forward_s"] + own["backward_s"] + own["optimizer_s"]
-    rows = zip(rows_of(own.assign(step_s=step_s)), modes_of(own), strict=True)
+    profiles = data.profiles[data.profiles["workload"].astype(str) == workload]
+    step_s = profiles["forward_s"] + profiles["backward_s"] + profiles["optimizer_s"]
+    rows = zip(rows_of(profiles.assign(step_s=step_s)), modes_of(profiles), strict=True)
     return [row | {"mode": mode} for row, mode in rows if not mode.of_several]
 
 
@@ -232,7 +236,7 @@ def size_workload(
     machines, profiles = read_machines(data.instance_types, seen), _profiles(data, workload)
     facts = workload_facts(data).get(workload, WorkloadFacts())
     # The share of the backward pass after the first gradient bucket is ready.
-    after = facts.hidden_part / BACKWARD_PART if facts.hidden_part > 0 else 1.0
+    after = facts.hidden_part / BACKWARD_SHARE if facts.hidden_part > 0 else 1.0
     found: dict[str, list[Row]] = {
         name: [] for name in ("scaling", "checks", "best_batch", "unknown")
     }
@@ -253,8 +257,8 @@ def size_workload(
         found["checks"] += [key | check for check in check_sizes(sizes)]
         row = key | _scaling(sizes, max(machine.devices, *sizes) if not scale.devices_each else 0)
         if scale.devices_each and facts.gradient_bytes > 0:
-            shares = [one["backward_s"] / one["step_s"] for one in here or alike]
-            backward = after * median(shares or [BACKWARD_PART])
+            shares = [profile["backward_s"] / profile["step_s"] for profile in here or alike]
+            backward = after * median(shares or [BACKWARD_SHARE])
             row |= _hiding(sizes, scale.devices_each, facts.gradient_bytes, machine, backward)
         found["scaling"].append(row)
     return found

@@ -27,17 +27,17 @@ import pandas as pd
 import scipy
 
 from ..domain.numeric import FloatArray
-from ..domain.setup_table import column, in_one_order, modes_of, types_of
+from ..domain.setup_table import column, in_canonical_order, modes_of, types_of
 from ..domain.workload import MODE_COLUMNS, MODES
 from .bytes_sent import Volumes
 from .machine_specs import Machine, device_kind
-from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import read_setups
+from .single_device import Transformer
 
 # Share of the backward pass in a step. It has two matrix products for each matrix product in the
 # forward pass.
-BACKWARD_PART = 2 / 3
+BACKWARD_SHARE = 2 / 3
 _BETA_SD, _MOST_BETA = 0.5, 1.5  # prior standard deviation of beta, and its maximum
 _LEAST_NOISE = 0.01  # minimum standard deviation of log step seconds between runs of a setup
 _MEDIAN_TO_MEAN = np.pi / 2  # variance of the median / variance of the mean, for normal values
@@ -96,7 +96,7 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     """
     names = ("reference_s", "usual_reference_s")
     pairs = zip(*(column(measured, name, np.nan) for name in names), strict=True)
-    return np.array([np.exp(np.mean(np.log(np.divide(own, usual)))) for own, usual in pairs])
+    return np.array([np.exp(np.mean(np.log(np.divide(times, usual)))) for times, usual in pairs])
 
 
 def at_nominal_speed(data: TrainingData) -> TrainingData:
@@ -159,7 +159,7 @@ def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -
     return frame.assign(**numbers.astype(float).div(factors, axis=0))
 
 
-def one_provider(data: TrainingData) -> str:
+def single_provider(data: TrainingData) -> str:
     """Return the provider of the data; "local" if no row names a provider.
 
     Raises:
@@ -194,7 +194,7 @@ def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     step_s = numbers(runs, "step_s")
     devices = {name: each.devices for name, each in machines.items()}
     kinds = {name: device_kind(name, each) for name, each in machines.items()}
-    frame = in_one_order(runs, devices).assign(
+    frame = in_canonical_order(runs, devices).assign(
         workload=column(runs, "workload", "").astype(str),
         **_modes(runs),
         accumulation_steps=numbers(runs, "accumulation_steps", 1),
@@ -243,7 +243,7 @@ def profile_rows(profiles: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.
     return found.groupby(_CELL, as_index=False)[["step_s", "optimizer_s"]].median()
 
 
-def one_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
+def single_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the seconds of one device for a forward and a backward pass.
 
     The rows come from two sources:
@@ -332,7 +332,7 @@ def workload_facts(data: TrainingData) -> dict[str, WorkloadFacts]:
         found[str(workload)] = replace(
             found.get(str(workload), WorkloadFacts()),
             gradient_bytes=float(size.sum()),
-            hidden_part=BACKWARD_PART * (1 - float(ordered["ready_fraction"].min())),
+            hidden_part=BACKWARD_SHARE * (1 - float(ordered["ready_fraction"].min())),
             last_bucket_bytes=float(size[-1]),
         )
     return found

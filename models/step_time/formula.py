@@ -13,7 +13,7 @@ slowest machine, and C uses the largest k. G is the bytes of all gradients.
 Both maxima are smooth. p, q, sigma, eta, u, beta, u', c and alpha are learned parameters; see
 PARAMETERS. The other symbols are:
 
-- T1(b): the seconds of one device for a forward and a backward pass of b samples (one_device.py).
+- T1(b): the seconds of a device for a forward and a backward pass of b samples (single_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
 - h: the slow-down because k devices share a machine, divided by the slow-down of four devices. h is
   0 for one device. q is between 1 and 2, so h grows slowly at first: few devices hardly exhaust the
@@ -42,7 +42,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ..domain.numeric import FloatArray, IntArray
-from .one_device import Parameter
+from .single_device import Parameter
 
 _BYTES, BUCKET = 1e8, 25 << 20
 _BYTES_PER_GBIT, _POWER = 1.25e8, 4.0
@@ -76,7 +76,7 @@ PARAMETERS: dict[str, Parameter] = {
     "log_selection": Parameter(0.0, 0.0, strategy=0.7),
 }
 NAMES = tuple(PARAMETERS)
-MEAN = np.array([one.mean for one in PARAMETERS.values()])
+MEAN = np.array([parameter.mean for parameter in PARAMETERS.values()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Times:
     slowest: IntArray
 
     @property
-    def compute_part(self) -> FloatArray:
+    def compute_share(self) -> FloatArray:
         """Return the fraction of the step spent on compute."""
         return np.minimum(self.compute_s / self.step_s, 1.0)
 
@@ -201,11 +201,11 @@ def compute_seconds(line: Line, value: dict[str, FloatArray]) -> FloatArray:
     tall = {name: each[:, None] for name, each in value.items()}
     others = np.maximum(line.devices - 1, 0) / 3
     power = 1 + np.exp(np.minimum(tall["log_crowding"], 0.0))
-    part = np.maximum(line.alone_s / line.middle_s, 1e-6)
+    ratio = np.maximum(line.alone_s / line.middle_s, 1e-6)
     # a slope below -1 would let a smaller batch take longer
-    slower = 1 + np.exp(np.minimum(tall["log_slowdown"], 3.0)) * others**power * part ** np.maximum(
-        tall["slowdown_batch"], -1
-    )
+    slower = 1 + np.exp(
+        np.minimum(tall["log_slowdown"], 3.0)
+    ) * others**power * ratio ** np.maximum(tall["slowdown_batch"], -1)
     busy_s = line.alone_s * slower
     host_s = line.middle_s * np.exp(np.clip(tall["log_host"], -20, 3)) * others
     return np.where(line.alone_s > 0, _slower(busy_s, host_s), 0.0)

@@ -92,22 +92,24 @@ class Wait:
     by_workers: BoolArray
 
     def step_s(
-        self, rest_s: FloatArray, part: FloatArray, *, factor: FloatArray | float = 1.0
+        self, rest_s: FloatArray, compute_share: FloatArray, *, factor: FloatArray | float = 1.0
     ) -> FloatArray:
         """Return a (rows,) array: step seconds including loading.
 
         Args:
             rest_s: (rows,) step seconds without loading.
-            part: (rows,) fraction of `rest_s` that is compute.
+            compute_share: (rows,) fraction of `rest_s` that is compute.
             factor: a factor on all loading seconds.
         """
-        compute_s = part * rest_s
+        compute_s = compute_share * rest_s
         done = np.minimum(1.0, self.crowd * compute_s / np.maximum(self.beside_s, 1e-30))
         first = rest_s + factor * (self.before_s + done * self.beside_s)
         second = compute_s + factor * self.beside_s
         return np.maximum(np.maximum(first, second), factor * self.supply_s)
 
-    def slopes(self, rest_s: FloatArray, part: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def slopes(
+        self, rest_s: FloatArray, compute_share: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
         """Return two (rows,) arrays: derivatives of log step seconds including loading.
 
         The first is the derivative with respect to log `rest_s`. The second is the derivative with
@@ -115,18 +117,18 @@ class Wait:
 
         Args:
             rest_s: (rows,) step seconds without loading.
-            part: (rows,) fraction of `rest_s` that is compute.
+            compute_share: (rows,) fraction of `rest_s` that is compute.
         """
 
         def log_step(rest: float, loading: float) -> FloatArray:
-            return np.log(self.step_s(rest_s * np.exp(rest), part, factor=np.exp(loading)))
+            return np.log(self.step_s(rest_s * np.exp(rest), compute_share, factor=np.exp(loading)))
 
         by_rest = log_step(_H, 0.0) - log_step(-_H, 0.0)
         by_load = log_step(0.0, _H) - log_step(0.0, -_H)
         return by_rest / (2 * _H), by_load / (2 * _H)
 
     def joint(
-        self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, part: FloatArray
+        self, mean: FloatArray, covariance: FloatArray, noise: FloatArray, compute_share: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the mean, covariance and noise variance of log step seconds with loading.
 
@@ -134,30 +136,30 @@ class Wait:
             mean: (rows,) mean of log step seconds without loading.
             covariance: (rows, rows) covariance of log step seconds without loading.
             noise: (rows,) noise variance of log step seconds without loading.
-            part: (rows,) fraction of the step seconds without loading that is compute.
+            compute_share: (rows,) fraction of the step seconds without loading that is compute.
 
         The results have the shapes of the first three arguments. The covariance and the noise are
         linearised at the mean.
         """
         rest = np.exp(mean)
-        by_rest, by_load = self.slopes(rest, part)
+        by_rest, by_load = self.slopes(rest, compute_share)
         load = by_load * self.log_sd
         same = np.equal.outer(self.workload, self.workload)
         return (
-            np.log(self.step_s(rest, part)),
+            np.log(self.step_s(rest, compute_share)),
             covariance * np.multiply.outer(by_rest, by_rest) + np.multiply.outer(load, load) * same,
             noise * np.maximum(by_rest, by_load) ** 2,
         )
 
-    def helped_by(self, rest_s: FloatArray, part: FloatArray) -> list[str]:
+    def helped_by(self, rest_s: FloatArray, compute_share: FloatArray) -> list[str]:
         """Return what would shorten the wait for batches, as a text for each row.
 
         A text is "loader workers", "processors" (CPU cores), or "" if the step does not wait.
 
         rest_s: (rows,) step seconds without loading.
-        part: (rows,) fraction of `rest_s` that is compute.
+        compute_share: (rows,) fraction of `rest_s` that is compute.
         """
-        step_s = self.step_s(rest_s, part)
+        step_s = self.step_s(rest_s, compute_share)
         reached = self.by_workers & ((self.before_s > 0) | (self.supply_s >= (1 - _EQUAL) * step_s))
         helped = np.where(reached, "loader workers", "processors")
         labels: list[str] = np.where(step_s > rest_s, helped, "").tolist()
@@ -188,7 +190,7 @@ class Loaders:
         """
         if (workload, name) in self.samples:
             return *self.samples[workload, name], _PROFILED_SD
-        others = np.array([cost for (one, _), cost in self.samples.items() if one == workload])
+        others = np.array([cost for (name, _), cost in self.samples.items() if name == workload])
         load_s, wait_s = np.median(others, axis=0).tolist()
         logs = np.log(np.maximum(others.sum(axis=1), 1e-12))
         return load_s, wait_s, _shrunk_sd(_ELSEWHERE_SD, logs - np.median(logs), len(logs) - 1)
@@ -213,10 +215,12 @@ class Loaders:
             most: FloatArray = np.where(where, values, 0.0).max(axis=1)
             return most
 
-        costs_of = [[costs(one, name) for name in setups.names] for one in setups.workloads]
+        costs_of = [
+            [costs(workload, name) for name in setups.names] for workload in setups.workloads
+        ]
         table = np.array(costs_of).reshape(len(setups.workloads), len(setups.names), 3)
         # Padding gets the costs of another instance type, but has no samples.
-        one_s, all_s, sd = np.moveaxis(table[setups.workload[:, None], setups.kind], -1, 0)
+        worker_s, all_s, sd = np.moveaxis(table[setups.workload[:, None], setups.kind], -1, 0)
         known = [machines[name] for name in setups.names]
         cores = setups.by_type([each.cores for each in known], 1.0)
         trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
@@ -224,7 +228,7 @@ class Loaders:
         workers = known_workers[setups.workload][:, None]
         has_workers = workers > 0
         samples = setups.batch * setups.accumulation[:, None]
-        device_s, machine_s = samples * one_s, samples * setups.layout * all_s
+        device_s, machine_s = samples * worker_s, samples * setups.layout * all_s
         by_workers_s = slowest(device_s / np.maximum(workers, 1), has_workers)
         supply_s = slowest(machine_s, has_workers & ~trains)
         beside_s = slowest(machine_s, has_workers & trains)
@@ -288,19 +292,19 @@ def _without_loading(
     seconds)}, as in `Loaders.off`.
     """
     loaded = column(runs, "workload", "").isin(list(loaders.workers)).to_numpy(bool)
-    own = runs[loaded]
-    setups = read_setups(own, {name: one.devices for name, one in machines.items()})
+    rows = runs[loaded]
+    setups = read_setups(rows, {name: machine.devices for name, machine in machines.items()})
     wait = loaders.wait(setups, machines)
-    step, sync, waited = (numbers(own, name) for name in ("step_s", "sync_s", "input_s"))
+    step, sync, waited = (numbers(rows, name) for name in ("step_s", "sync_s", "input_s"))
     device_s = np.maximum(step - np.nan_to_num(waited), _LEAST_REST * step)
     synced = np.minimum(np.nan_to_num(sync), (1 - _LEAST_REST) * device_s)
     slowed = synced + (device_s - synced) / (1 + wait.crowd)
     rest = np.maximum(np.maximum(device_s - wait.beside_s, slowed), _LEAST_REST * step)
-    part = np.clip(1 - synced / rest, 0.0, 1.0)
+    compute_share = np.clip(1 - synced / rest, 0.0, 1.0)
     step_s, sync_s = numbers(runs, "step_s"), numbers(runs, "sync_s")
     step_s[loaded], sync_s[loaded] = rest, np.minimum(sync, (1 - _LEAST_REST) * rest)
-    by_load = wait.slopes(rest, part)[1]
-    longer = np.log(step / wait.step_s(rest, part)) / np.maximum(by_load, _INFORMATIVE)
+    by_load = wait.slopes(rest, compute_share)[1]
+    longer = np.log(step / wait.step_s(rest, compute_share)) / np.maximum(by_load, _INFORMATIVE)
     # A row says nothing about loading seconds if all loading runs during compute.
     hidden = (wait.beside_s > 0) & (device_s - wait.beside_s >= slowed)
     informative = np.isfinite(waited) & ~hidden & (by_load > _INFORMATIVE)

@@ -1,8 +1,8 @@
 """Define the covariance functions and the Gaussian processes of log step seconds.
 
 theta are the parameters of the step-time formula (formula.py). T1 is the time in seconds that one
-device needs for a forward and a backward pass (one_device.py). A spread is a standard deviation in
-a covariance function. Spreads are hyperparameters, which learning.py learns.
+device needs for a forward and a backward pass (single_device.py). A spread is a standard deviation
+in a covariance function. Spreads are hyperparameters, which learning.py learns.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import scipy
 
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from .formula import NAMES, PARAMETERS
-from .one_device import EFFECTS
+from .single_device import EFFECTS
 
 # Ways to group rows. Rows of a group share deviations. The first four are for deviations of log T1.
 # They group rows by kind of device, by network, by (workload, one-device mode), and by (workload,
@@ -34,8 +34,8 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
     """Return the prior standard deviations at one level, as a (linear terms,) array.
 
-    A linear term is a parameter of the formula (formula.py) or an effect on log T1 (one_device.py).
-    Terms that are not in `names` get 0.
+    A linear term is a parameter of the formula (formula.py) or an effect on log T1
+    (single_device.py). Terms that are not in `names` get 0.
 
     level: a field of `Parameter`, such as "kind" (kind of device).
     """

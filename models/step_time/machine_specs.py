@@ -12,7 +12,7 @@ import pandas as pd
 from ..domain.data_sheets import data_sheets, sheets_of
 from ..domain.setup_table import column
 from ..domain.workload import Mode
-from .one_device import UNKNOWN, Sheet
+from .single_device import UNKNOWN, Sheet
 
 # Peak fp32 TFLOP/s of a CPU core, as the operating system counts cores. Two units of eight lanes
 # with two operations at about 3 GHz are 0.1 TFLOP/s, shared by two such cores (derived for Srift).
@@ -143,8 +143,8 @@ def computes(device: str, mode: Mode) -> bool:
         return precision != "tf32" and not mode.offloaded
     if precision not in ("tf32", "bf16"):
         return True
-    own = sheets_of(device)
-    return not len(own) or bool(own["tf32_tflops"].notna().any())
+    sheets = sheets_of(device)
+    return not len(sheets) or bool(sheets["tf32_tflops"].notna().any())
 
 
 @cache

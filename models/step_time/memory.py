@@ -65,9 +65,9 @@ from ..domain.setup_table import modes_of
 from ..domain.workload import MSTOPK_SENT, TABLES, UPDATES_SHARED, Mode, grid_shape
 from .bytes_sent import COMMUNICATION
 from .machine_specs import Machine
-from .one_device import Transformer
 from .rows import WorkloadFacts
 from .setup_arrays import SetupArrays
+from .single_device import Transformer
 
 Line = tuple[float, float]  # (base bytes, activation bytes of a sample)
 
@@ -300,7 +300,7 @@ def fit_memory(
     )
 
 
-def one_device(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
+def fit_line(batch: FloatArray, peak: FloatArray, gradients: float) -> Line:
     """Fit (base, a) by least squares, so that `peak = base + max(gradients, a * batch)`.
 
     If there is only one batch size, 90 % of the peak is assumed to be proportional to the batch.
@@ -338,7 +338,7 @@ def _lines(
     for cell, rows in known.groupby(["workload", "mode", "instance_type"]):
         gradients = workloads.get(str(cell[0]), WorkloadFacts()).gradient_bytes
         batch, peak = (rows[each].to_numpy(float) for each in ("batch", "peak_bytes"))
-        found[cell] = one_device(batch, peak, gradients)
+        found[cell] = fit_line(batch, peak, gradients)
     return found
 
 

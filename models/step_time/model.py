@@ -21,10 +21,10 @@ from .dataset import (
     at_nominal_speed,
     definition_digests,
     facts_of,
-    one_device_rows,
-    one_provider,
     pooled,
     profile_rows,
+    single_device_rows,
+    single_provider,
     valid_runs,
     workload_facts,
 )
@@ -191,15 +191,15 @@ class StepTimeModel:
 
     def _predict(self, arrays: SetupArrays) -> pd.DataFrame:
         mean, variance, noise, times = self._beliefs(arrays)
-        rest, compute_part = np.exp(mean), times.compute_part
+        rest, compute_share = np.exp(mean), times.compute_share
         wait = self.loaders.wait(arrays, self.machines)
-        step = wait.step_s(rest, compute_part)
-        by_rest, by_load = wait.slopes(rest, compute_part)
+        step = wait.step_s(rest, compute_share)
+        by_rest, by_load = wait.slopes(rest, compute_share)
         variance = (variance + noise) * by_rest**2 + (by_load * wait.log_sd) ** 2
         low, high = interval(step, variance)
         share = rest / step
         uneven = (times.compute_s - times.mean_compute_s) / times.step_s * share
-        exposed, loading = (1 - compute_part) * share, 1 - share
+        exposed, loading = (1 - compute_share) * share, 1 - share
         labels = bottlenecks(exposed, uneven, loading=loading, machines=arrays.instances)
         return pd.DataFrame(
             {
@@ -207,12 +207,12 @@ class StepTimeModel:
                 "step_low_s": low,
                 "step_high_s": high,
                 "samples_per_s": arrays.samples / step,
-                "compute_s": compute_part * rest,
+                "compute_s": compute_share * rest,
                 "communication_s": times.communication_s / times.step_s * rest,
-                "exposed_communication_s": (1 - compute_part) * rest,
+                "exposed_communication_s": (1 - compute_share) * rest,
                 "bottleneck": labels,
                 "input_s": step - rest,
-                "input_by": wait.helped_by(rest, compute_part),
+                "input_by": wait.helped_by(rest, compute_share),
             }
         )
 
@@ -236,7 +236,7 @@ class StepTimeModel:
         for chunk in arrays.chunks(_WIDE_CHUNK):
             times = self.posterior.times(self.facts.lay_out(chunk))
             wait = self.loaders.wait(chunk, self.machines)
-            found.append(wait.step_s(times.step_s, times.compute_part))
+            found.append(wait.step_s(times.step_s, times.compute_share))
         return np.concatenate(found)
 
     def joint(self, setups: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -254,7 +254,7 @@ class StepTimeModel:
     def _joint(self, arrays: SetupArrays) -> tuple[FloatArray, FloatArray, FloatArray]:
         mean, covariance, noise, times = self._beliefs(arrays, covariance=True)
         wait = self.loaders.wait(arrays, self.machines)
-        return wait.joint(mean, covariance, noise, times.compute_part)
+        return wait.joint(mean, covariance, noise, times.compute_share)
 
     def draw_arrays(self, arrays: SetupArrays, *, count: int, seed: int) -> FloatArray:
         """Return a (rows, count) array: random draws of the step seconds of new runs.
@@ -284,7 +284,7 @@ class StepTimeModel:
         cells = [(workload, mode.alone, kind) for kind in kinds.tolist()]
         cell, batch = np.indices((len(cells), len(batches))).reshape(2, -1)
         points = self.facts.points(cells, cell, batches[batch])
-        seconds = np.exp(self.posterior.log_one_device_s(points)).reshape(len(kinds), -1)
+        seconds = np.exp(self.posterior.log_single_device_s(points)).reshape(len(kinds), -1)
         fits = [np.polyfit(batches, each, 1, w=1 / each) for each in seconds]
         slope, intercept = np.transpose(fits)
         slope = np.maximum(slope, 0.05 * (seconds / batches).min(axis=1))
@@ -329,7 +329,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         ValueError: if the data has no profile and no valid run, or if it has measurements of
             several providers.
     """
-    provider = one_provider(data)
+    provider = single_provider(data)
     data = at_nominal_speed(data)
     data, probes = replace(data, runs=valid_runs(data.runs)), _probes(data.probes)
     clusters = {*column(data.runs, "cluster", ""), *probes["cluster"]}
@@ -343,7 +343,7 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
         raise ValueError(
             "the model cannot be fitted: there is no profile, and no run has a positive step time"
         )
-    alone = one_device_rows(setups, profiles)
+    alone = single_device_rows(setups, profiles)
     parts = [setups.assign(noise_sd=0.0, source="run"), alone, probes]
     frame = pd.concat(parts, ignore_index=True)
     source = frame["source"].to_numpy(str)

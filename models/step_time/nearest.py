@@ -67,9 +67,9 @@ def _places(setups: SetupArrays, types: list[str]) -> FloatArray:
         ratio = np.where(setups.present, values / mean[:, None], 1.0)
         uneven.append((setups.count * abs(np.log2(ratio))).sum(axis=1) / instances)
     devices = setups.count * setups.layout
-    part = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
+    use = devices * (1 + setups.batch / batch[:, None]) / 2 / ranks[:, None]
     kinds = np.zeros((len(batch), 1 + len(types)))
     for at, name in enumerate(setups.names):
-        share = (part * (setups.kind == at)).sum(axis=1)
+        share = (use * (setups.kind == at)).sum(axis=1)
         kinds[:, types.index(name) + 1 if name in types else 0] += np.log2(1 + share)
     return np.column_stack([*numbers, *uneven, kinds])

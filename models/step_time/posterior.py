@@ -83,7 +83,7 @@ class Posterior:
 
         The correction from the residuals of similar setups is not included.
         """
-        return step_times(X.with_seconds(self.log_one_device_s(X.points)), self._values(X))
+        return step_times(X.with_seconds(self.log_single_device_s(X.points)), self._values(X))
 
     def beliefs(self, X: Rows, *, covariance: bool = False) -> Beliefs:
         """Return the distribution of the log step seconds of the rows `X`.
@@ -107,7 +107,7 @@ class Posterior:
         variance *= np.multiply.outer(scale, scale) if covariance else scale**2
         return Beliefs(mean, variance, noise, linear.times)
 
-    def log_one_device_s(self, points: Points) -> FloatArray:
+    def log_single_device_s(self, points: Points) -> FloatArray:
         """Return a (points,) array: posterior means of the log one-device seconds."""
         inputs = points.inputs
         cells = inputs[:, COLUMN["cell"]]
@@ -127,7 +127,7 @@ class Posterior:
         return (MEAN + self.process.deviations(inputs)[:, THETA])[which]
 
     def linear(self, rows: Rows) -> Linear:
-        values, log_t1 = self._values(rows), self.log_one_device_s(rows.points)
+        values, log_t1 = self._values(rows), self.log_single_device_s(rows.points)
         line = rows.with_seconds(log_t1)
         times = step_times(line, values)
         log_s = np.log(times.step_s)

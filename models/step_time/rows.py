@@ -23,8 +23,8 @@ from .bytes_sent import (
 from .formula import BUCKET, RDMA_GBPS, Line, known_overlap
 from .kernel import COLUMN, POINT_CODES, T1, WIDTH
 from .machine_specs import Machine, device_kind, sheet_of
-from .one_device import Transformer, prior
 from .setup_arrays import SetupArrays
+from .single_device import Transformer, prior
 
 PROBE = "(all-reduce alone)"  # placeholder for the workload of all-reduces without training
 # Default gradient bytes and default log2 of the batch, if no workload has known values.
@@ -365,7 +365,7 @@ class SetupFacts:
         """
         if cell in self.optimizer_part:
             return self.optimizer_part[cell]
-        known = [part for key, part in self.optimizer_part.items() if key[:2] == cell[:2]]
+        known = [share for key, share in self.optimizer_part.items() if key[:2] == cell[:2]]
         return float(np.median(known or [0.0]))
 
     def _buckets(self, workload: str, mode: Mode) -> tuple[float, ...]:
@@ -380,9 +380,9 @@ class SetupFacts:
         facts, strategy = self.of(workload), COMMUNICATION[mode.strategy]
         known = [each.gradient_bytes for each in self.workloads.values() if each.gradient_bytes > 0]
         whole = facts.gradient_bytes or float(np.median(known or [_USUAL_BYTES]))
-        part = strategy.sent
+        factor = strategy.sent
         if mode.gathered and mode.precision in ("bf16", "fp16"):
-            part /= 2
+            factor /= 2
         last, bucket, hidden = facts.last_bucket_bytes, float(BUCKET), facts.hidden_part
         if mode.gathered:  # A collective for each block of layers runs during nearly all compute.
             last, bucket, hidden = np.nan, max(bucket, whole / facts.blocks), _BESIDE
@@ -390,7 +390,7 @@ class SetupFacts:
             last = _EVERYTHING
         if mode.strategy == UPDATES_SHARED:  # Weights are gathered after the backward pass.
             last += whole / 2
-        return whole * part, bucket, hidden, last
+        return whole * factor, bucket, hidden, last
 
     def _slowest_link(self, setups: SetupArrays) -> IntArray:
         """Return a (rows,) array: the position in `setups.names` of the type with the slowest link.

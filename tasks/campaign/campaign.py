@@ -68,7 +68,7 @@ def shop(
     champion: the model in use, or None.
     """
     workspace = workspace.without(tally.lacking)
-    workloads = [with_facts(one, frames["workloads"]) for one in workspace.measurable]
+    workloads = [with_facts(workload, frames["workloads"]) for workload in workspace.measurable]
     limits = _limits(workspace, tally)
     unknown = unknown_learning(workspace.mart("learning"), workloads)
     learning = learning_launches(limits, unknown, offers)
@@ -247,7 +247,7 @@ def _model(
         model = with_compressed(model, workload)
     known = comparable(model, offers)
     experience = experience_of(workspace)
-    met = [model.as_measured(one) for one in workloads if model.met_workload(one)]
+    met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]
     choice_set = {}
     for workload in map(with_usual_goals, met if known else ()):
         supply = supply_of(workspace, workload, known, experience)
@@ -256,7 +256,7 @@ def _model(
     return Model(
         choice_set=choice_set,
         joint=model.joint,
-        workloads=measured & {(one.name, mode) for one in met for mode in one.modes},
+        workloads=measured & {(workload.name, mode) for workload in met for mode in workload.modes},
         types=frozenset(offer.instance_type.name for offer in known),
         fresh=valid_runs(runs[~runs["run_id"].isin(model.trained_on)]),
         predict=model.predict,
@@ -308,7 +308,9 @@ def _of_today(
     workloads: the definitions in srift.toml.
     """
     digests = frames["workloads"].set_index("workload")["digest"].to_dict()
-    changed = [one.name for one in workloads if digests.get(one.name) != one.digest]
+    changed = [
+        workload.name for workload in workloads if digests.get(workload.name) != workload.digest
+    ]
     kept = {
         name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")
     }

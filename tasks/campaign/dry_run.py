@@ -67,7 +67,7 @@ def planned(
     launch. Some columns of a row:
 
     refused: True if `allowance` refuses the launch.
-    said: messages for the user, such as the reason of a refusal or the age of the prices.
+    notes: messages for the user, such as the reason of a refusal or the age of the prices.
     worst_usd: the worst-case cost; None for refused launches and local hosts.
     """
     carrier = DataCarrier(workspace)
@@ -82,17 +82,17 @@ def planned(
             "refused": bool(allowed.refusal),
             "worst_usd": None,
             "requests": [],
-            "said": [str(plan) for plan in plans],
+            "notes": [str(plan) for plan in plans],
         }
         if allowed.refusal:
-            row["said"] = [f"not launched: {allowed.refusal}"]
+            row["notes"] = [f"not launched: {allowed.refusal}"]
         elif workspace.spends_money:
             tally.usd += launch.est_usd
             name = f"dry-run-{number:02d}"
             row["worst_usd"] = allowed.worst_usd
             row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
             priced_at = min(offer.price_as_of for offer in launch.cluster.members)
-            row["said"] += [
+            row["notes"] += [
                 f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old",
                 "not checked: image, network, zones, quotas, capacity; see `srift doctor --provider"
                 " ec2`",
@@ -113,7 +113,7 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
         return list(offers)
     reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
     listed = [offer for offer in offers if offer.market == "on-demand"]
-    return listed + [replace(one, market="spot", zone=f"{one.region}a") for one in listed]
+    return listed + [replace(offer, market="spot", zone=f"{offer.region}a") for offer in listed]
 
 
 def _requests(

@@ -32,7 +32,7 @@ from ..recommendation.case import Case
 from ..recommendation.pilots import for_sale, launched_supply, pilots_for
 from ..reporting.progress import reporter
 from ..training.registry import Champion
-from ..workspace.blas_threads import one_thread
+from ..workspace.blas_threads import single_thread
 from ..workspace.settings import SettingsError
 from ..workspace.workspace import Workspace
 
@@ -104,7 +104,7 @@ def case_of(
     facts = workspace.mart("workloads", workload=wish.workload)
     workload = with_facts(workspace.settings.workload(wish.workload), facts)
     measured = reads.measured_setups(workspace.warehouse, workspace.provider.name, [workload.name])
-    with one_thread():
+    with single_thread():
         return Case.of(workspace, champion, workload, offers, measured)
 
 
@@ -117,11 +117,14 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
     Raises:
         SettingsError: if a cluster is unknown, cannot be launched or cannot train the workload.
     """
-    with one_thread():
+    with single_thread():
         if not wish.clusters:
             return _pilots(case, wish.pilots) if case.known else _profiles(case, wish.pilots)
         clusters = clusters_of(case.workspace, wish, case.offers)
-        return [launch_of(one, _runs_on(case, one), case.experience.costs) for one in clusters]
+        return [
+            launch_of(cluster, _runs_on(case, cluster), case.experience.costs)
+            for cluster in clusters
+        ]
 
 
 def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
@@ -201,7 +204,7 @@ def _runs_on(case: Case, cluster: Cluster) -> list[PlannedRun]:
         for name, instance_type in types.items()
         if (run.workload, run.mode.alone, name) not in lines
     ]
-    return [replace(one, reason="named by hand") for one in (*missing, run)]
+    return [replace(item, reason="named by hand") for item in (*missing, run)]
 
 
 def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
@@ -230,7 +233,7 @@ def _profiles(case: Case, count: int) -> list[PlannedLaunch]:
     mode, costs = case.workload.modes[0], case.experience.costs
     clusters: dict[str, Cluster] = {}
     for offer in sorted(
-        for_sale(case.workspace, case.offers), key=lambda one: one.usd_per_hour or 0.0
+        for_sale(case.workspace, case.offers), key=lambda offer: offer.usd_per_hour or 0.0
     ):
         cluster = Cluster(members=(offer,))
         able = computes(offer.instance_type.device, mode)
@@ -238,9 +241,11 @@ def _profiles(case: Case, count: int) -> list[PlannedLaunch]:
             clusters.setdefault(cluster.name, cluster)
     return [
         launch_of(
-            one, [profile_of(case.workload, mode, one.members[0].instance_type, costs)], costs
+            cluster,
+            [profile_of(case.workload, mode, cluster.members[0].instance_type, costs)],
+            costs,
         )
-        for one in list(clusters.values())[:count]
+        for cluster in list(clusters.values())[:count]
     ]
 
 
@@ -252,9 +257,9 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
     found: dict[str, tuple[Cluster, PlannedRun]] = {}
-    for goal in sorted(goals, key=lambda one: one.constraint is None):
-        asked = replace(case, workload=replace(case.workload, goals=(goal,)))
-        pilots = pilots_for(asked, asked.plan(), buyable=case.offers, count=count)
+    for goal in sorted(goals, key=lambda goal: goal.constraint is None):
+        question = replace(case, workload=replace(case.workload, goals=(goal,)))
+        pilots = pilots_for(question, question.plan(), buyable=case.offers, count=count)
         if not pilots["runs"]:
             reporter().say(f"{case.workload.name}, {goal.goal}: {pilots['reason']}")
         for row in pilots["runs"]:

@@ -72,7 +72,7 @@ def allowance(
     if now - priced_at > PRICES_LAST:
         old = f"its prices are of {priced_at:%Y-%m-%d}, too old to bound the cost"
         return Allowance(refusal=f"{old}: allow pricing:GetProducts in IAM")
-    estimated = next((one for one in launch.cluster.members if one.price_source), None)
+    estimated = next((offer for offer in launch.cluster.members if offer.price_source), None)
     if estimated is not None:
         where = f"{estimated.instance_type.name} in {estimated.region}"
         why = f"the price of {where} is only an estimate: allow pricing:GetProducts in IAM"
@@ -168,13 +168,13 @@ def caps_of(
         claimed_by=[f"refresh {row['refresh_id']} of {row['place']}" for row in others],
     )
     mine = [usd for name, usd in committed.items() if name.startswith(f"{tally.refresh_id}-")]
-    own = Cap(
+    home_cap = Cap(
         name="this campaign's cap",
         usd=tally.cap_usd,
         spent_usd=tally.usd,
         committed_usd=sum(mine),
     )
-    return [own, month], next(filter(None, [unknown, *problems]), "")
+    return [home_cap, month], next(filter(None, [unknown, *problems]), "")
 
 
 def money_short(workspace: Workspace, tally: Tally, now: datetime) -> str:
@@ -264,9 +264,9 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     stated_at = [name.removeprefix(STATED) for name in known if name.startswith(STATED)]
     since = max([start, *map(datetime.fromisoformat, stated_at)])
     wrote = {
-        one["Key"].removeprefix(folder).partition("/")[0]
-        for one in files
-        if one["LastModified"] >= since
+        file["Key"].removeprefix(folder).partition("/")[0]
+        for file in files
+        if file["LastModified"] >= since
     }
     if lost := [name for name in sorted(wrote - known) if not name.startswith(reserved)]:
         raise ProviderError(

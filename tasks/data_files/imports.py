@@ -259,7 +259,7 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
-        found = [one for one in imports if one.startswith(text)]
+        found = [name for name in imports if name.startswith(text)]
         if len(found) != 1:
             raise SettingsError(
                 f"{text!r} must be the beginning of exactly one import id, but is the beginning of"
@@ -286,4 +286,4 @@ def list_imports(warehouse: Warehouse) -> list[dict[str, Any]]:
 
 def _refreshes(providers: Iterable[str]) -> str:
     """Return the commands that refit the models of `providers` without starting machines."""
-    return " and ".join(f"`{refresh_command(one, '0')}`" for one in providers)
+    return " and ".join(f"`{refresh_command(provider, '0')}`" for provider in providers)

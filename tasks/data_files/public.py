@@ -27,7 +27,9 @@ MACHINES = f"select *, '{PROVIDER}' as provider, '' as digest from read_csv($fil
 def public_workloads() -> dict[str, WorkloadSettings]:
     """Return the settings (samples, batches, goals) of workloads with public step times."""
     body = tomllib.loads((FOLDER / "workloads.toml").read_text())
-    return {name: WorkloadSettings.model_validate(one) for name, one in body["workloads"].items()}
+    return {
+        name: WorkloadSettings.model_validate(fields) for name, fields in body["workloads"].items()
+    }
 
 
 def packaged_names() -> frozenset[str]:
@@ -44,7 +46,7 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     if workspace.provider.name != PROVIDER:
         return workspace
     counting = set(workspace.mart("public_rows")["workload"])
-    more = {name: one for name, one in public_workloads().items() if name in counting}
+    more = {name: workload for name, workload in public_workloads().items() if name in counting}
     update = {"workloads": more | workspace.settings.workloads}
     return replace(workspace, settings=workspace.settings.model_copy(update=update))
 

@@ -83,8 +83,10 @@ def account_number(ec2: Ec2) -> str | None:
 
 def _regions(api: Ec2Api, ec2: Ec2) -> str:
     every = api.ask("ec2:DescribeRegions", ec2.regions[0], AllRegions=True)["Regions"]
-    enabled = {one["RegionName"] for one in every if one.get("OptInStatus") != "not-opted-in"}
-    unusable = [one for one in ec2.regions if one not in enabled]
+    enabled = {
+        region["RegionName"] for region in every if region.get("OptInStatus") != "not-opted-in"
+    }
+    unusable = [region for region in ec2.regions if region not in enabled]
     if unusable:
         raise Wrong(
             f"this AWS account has not enabled {', '.join(unusable)}: enable the regions,"
@@ -141,7 +143,7 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     policy = api.ask_unless(missing, "s3:GetBucketPolicyStatus", region, **words)
     grants = api.ask("s3:GetBucketAcl", region, **words)["Grants"]
     by_policy = policy.get("PolicyStatus", {}).get("IsPublic")
-    by_acl = any(str(one["Grantee"].get("URI", "")).endswith(_EVERYBODY) for one in grants)
+    by_acl = any(str(grant["Grantee"].get("URI", "")).endswith(_EVERYBODY) for grant in grants)
     # The public access block overrides the bucket policy and the ACL.
     blocked = block.get("PublicAccessBlockConfiguration", {})
     if (by_policy and not blocked.get("RestrictPublicBuckets")) or (

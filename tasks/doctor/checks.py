@@ -107,7 +107,7 @@ def _warehouse(warehouse: Warehouse, thorough: bool) -> str:
 
 
 def _types(provider: Provider) -> str:
-    types = [one.name for one in provider.instance_types()]
+    types = [instance_type.name for instance_type in provider.instance_types()]
     if not types:
         raise Wrong(
             "every type in [local.instance_types] is too large for this machine: add a smaller type"

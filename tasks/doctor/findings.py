@@ -45,16 +45,16 @@ def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
 
 
 def problems(findings: Iterable[Finding]) -> list[str]:
-    return [f"{one.check}: {one.says}" for one in findings if one.status == "wrong"]
+    return [f"{finding.check}: {finding.says}" for finding in findings if finding.status == "wrong"]
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    return {"well": not problems(findings), "findings": [asdict(one) for one in findings]}
+    return {"well": not problems(findings), "findings": [asdict(finding) for finding in findings]}
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    width = max(len(one.check) for one in findings)
-    lines = [f"{one.status:5}  {one.check:{width}}  {one.says}" for one in findings]
+    width = max(len(finding.check) for finding in findings)
+    lines = [f"{finding.status:5}  {finding.check:{width}}  {finding.says}" for finding in findings]
     wrong = len(problems(findings))
     return "\n".join(
         [*lines, f"problems to fix: {wrong}" if wrong else "all is well: a refresh can start"]

@@ -63,7 +63,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             f"the steps had network access, because namespaces are missing: {isolation.why_not}"
         )
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
-    if untried := [one for one in (*stated.strategies, *stated.switches) if one in others]:
+    if untried := [name for name in (*stated.strategies, *stated.switches) if name in others]:
         notes.append(f"not checked: {', '.join(untried)}")
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
@@ -107,7 +107,9 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
                 " (-9 and 137 mean: out of memory)"
             )
         precisions = json.loads(answer.read_text())
-    peak = max((one["figures"]["peak_bytes"] for one in precisions if one["figures"]), default=0)
+    peak = max(
+        (answer["figures"]["peak_bytes"] for answer in precisions if answer["figures"]), default=0
+    )
     notes += [
         f"{host} has less memory than the {peak / 2**30:.3g} GiB of a batch of {batch}"
         for host, machine in settings.local.instance_types.items()
@@ -143,7 +145,9 @@ def problems(found: Mapping[str, Any]) -> CheckFailed | None:
     found: the result of `check_workload`.
     """
     lines = [
-        f"in {one['precision']}: {one['problem']}" for one in found["precisions"] if one["problem"]
+        f"in {answer['precision']}: {answer['problem']}"
+        for answer in found["precisions"]
+        if answer["problem"]
     ]
     failed = f"{found['workload']} failed the check {'; '.join(lines)}"
     return CheckFailed(failed) if lines else None

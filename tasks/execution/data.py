@@ -35,7 +35,7 @@ from ..workspace.workload_data import (
     WorkloadData,
     digest_of_data,
     files_below,
-    said_bytes,
+    format_bytes,
 )
 from ..workspace.workspace import Workspace
 
@@ -78,7 +78,7 @@ class DataPlan:
         return None if self.files is None else sum(self.files.values())
 
     def __str__(self) -> str:
-        size = "unknown size" if self.size is None else said_bytes(self.size)
+        size = "unknown size" if self.size is None else format_bytes(self.size)
         what = f"{self.move or 'read'} {self.place} ({size})"
         if self.download_usd + self.upload_usd >= 0.005:  # at least one cent after rounding
             what += f", at most ${self.upload_usd:.2f} once and ${self.download_usd:.2f} a machine"
@@ -215,8 +215,8 @@ class DataCarrier:
             free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
             if size > free - _LEFT_FREE_BYTES:
                 raise BadData(
-                    f"the data take {said_bytes(size)}, but the disk of {home} has"
-                    f" {said_bytes(free)} free, and 1 GiB must stay free. Choose a FOLDER on a"
+                    f"the data take {format_bytes(size)}, but the disk of {home} has"
+                    f" {format_bytes(free)} free, and 1 GiB must stay free. Choose a FOLDER on a"
                     f" larger disk, run `aws s3 sync {data.source} FOLDER`, and set `data` to"
                     " FOLDER"
                 )
@@ -246,7 +246,7 @@ class DataCarrier:
         files = files_of(listed, address.prefix)
         if not files:
             raise BadData(f"{address} contains no file: `aws s3 ls {address}` lists its objects")
-        return {name: one["Size"] for name, one in files.items()}, region
+        return {name: entry["Size"] for name, entry in files.items()}, region
 
     def _refuse_too_much(self, size: int, region: str) -> None:
         """Raise BadData if an EC2 volume cannot hold the machine image and `size` bytes of data."""
@@ -258,8 +258,8 @@ class DataCarrier:
         needed_gib = -(-(size + KEPT_FREE_BYTES) // GIB) + image_gib
         if needed_gib > volume_gib:
             raise BadData(
-                f"the launch's data take {said_bytes(size)}, but [ec2] volume_gib is {volume_gib}:"
-                f" set volume_gib to at least {needed_gib}"
+                f"the launch's data take {format_bytes(size)}, but [ec2] volume_gib is {volume_gib}"
+                f": set volume_gib to at least {needed_gib}"
             )
 
     def _uploaded(self, data: WorkloadData) -> Address:
@@ -284,7 +284,7 @@ class DataCarrier:
 
         files, transfers = plan.files or {}, []
         listed, region = self._stored(address)
-        stored = {one["Key"]: one["Size"] for one in listed}
+        stored = {entry["Key"]: entry["Size"] for entry in listed}
         reporter().say(str(plan))
         client = self._api.clients("s3", region)
         with asking(f"to {plan.move} data", region), TransferManager(client) as s3:

@@ -303,7 +303,7 @@ def _run_setup(
     digests: {workload: digest of its code and settings}.
     """
     types, setup = [member.instance_type for member in members], wanted.row()
-    names = [one.name for one in types]
+    names = [instance_type.name for instance_type in types]
     return {
         **setup,
         "cluster": cluster_name(names),
@@ -312,7 +312,7 @@ def _run_setup(
         "workload": wanted.workload or None,
         "batch_per_device": setup["batch_per_device"] if wanted.kind in TRAINING else None,
         "instance_types": names,
-        "instance_digests": [one.digest for one in types],
+        "instance_digests": [instance_type.digest for instance_type in types],
         "workload_digest": digests.get(wanted.workload),
         "code_commit": code_commit(),
         "reason_wanted": wanted.reason,

@@ -34,7 +34,7 @@ from .mailbox import machine_rows
 from .outcomes import Row, RunSetups, launch_row, refresh_of, run_row
 
 _LEASE_COLUMNS = ("lease_id", "cluster", "market", "started_at", "ended_at", "usd", "outcome")
-_MOST_SAID = 500  # maximum number of characters of a machine's message that are printed
+_MAX_MESSAGE = 500  # maximum number of characters of a machine's message that are printed
 
 Unix = Annotated[float, Field(gt=0, lt=4e9)]  # seconds in the range of a timestamp
 
@@ -237,7 +237,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     rejected = workspace.home / "rejected" / lease.lease_id
     notes = sorted(
         {
-            f"{record['setup']['workload']}: {record['reason'][:_MOST_SAID]}"
+            f"{record['setup']['workload']}: {record['reason'][:_MAX_MESSAGE]}"
             for record in records
             if record["reason"] and record["status"] == "measured"
         }
@@ -249,7 +249,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
         shutil.move(file, target)
         notes.append(f"record {file.stem} was not loaded: {reason}. It was moved to {target}")
     for file in sorted(mailbox.glob("node-*/refused.json")):
-        reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MOST_SAID]
+        reason = str((read_object(file) or {}).get("reason", "no reason given"))[:_MAX_MESSAGE]
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
     return Collected(
         new=new,

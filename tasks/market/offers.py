@@ -47,16 +47,16 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
         # Stored definitions stay. A packaged definition could have another digest, and then earlier
         # measurements of the type would no longer count.
         noted = set(workspace.mart("instance_types")["name"])
-        packaged = {one.instance_type for one in workspace.provider.packaged_offers()}
-        types = [one for one in packaged if one.name not in noted]
+        packaged = {offer.instance_type for offer in workspace.provider.packaged_offers()}
+        types = [kind for kind in packaged if kind.name not in noted]
     workloads = [
-        {"workload": one.name, "digest": one.digest, "samples": one.samples}
-        | {name: getattr(one, name) for name in _FACTS if name != "checkpoint_bytes"}
-        for one in workspace.workloads
+        {"workload": workload.name, "digest": workload.digest, "samples": workload.samples}
+        | {name: getattr(workload, name) for name in _FACTS if name != "checkpoint_bytes"}
+        for workload in workspace.workloads
     ]
     with workspace.warehouse.transact() as connection:
         append.note_workloads(connection, workloads, provider=name, noted_at=now)
-        rows = [asdict(one) | {"digest": one.digest} for one in types]
+        rows = [asdict(kind) | {"digest": kind.digest} for kind in types]
         append.note_instance_types(connection, rows, noted_at=now)
 
 
@@ -96,7 +96,7 @@ def snapshot_offers(
             **{name: getattr(offer, name) for name in (*_OF_OFFER, "interruptions_per_hour")},
             # Store the public price. `current_offers` applies the user's own prices and discounts,
             # so that a changed discount takes effect at once.
-            "usd_per_hour": offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour,
+            "usd_per_hour": offer.public_usd_per_hour if offer.price_note else offer.usd_per_hour,
             "interruption_source": offer.interruption_source or None,
             "price_as_of": offer.price_as_of,
         }

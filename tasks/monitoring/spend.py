@@ -35,14 +35,16 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
         "total": rows[0],
         "held": [
             {
-                "lease_id": one.lease_id,
-                "cluster": one.cluster,
-                "usd_so_far": one.usd_until(now),
-                "usd_at_deadline": one.usd_until(one.deadline_at),
-                "deadline_at": one.deadline_at,
+                "lease_id": lease.lease_id,
+                "cluster": lease.cluster,
+                "usd_so_far": lease.usd_until(now),
+                "usd_at_deadline": lease.usd_until(lease.deadline_at),
+                "deadline_at": lease.deadline_at,
             }
-            for one in held
-            if not one.problem
+            for lease in held
+            if not lease.problem
         ],
-        "unreadable": [f"lease {one.lease_id}: {one.problem}" for one in held if one.problem],
+        "unreadable": [
+            f"lease {lease.lease_id}: {lease.problem}" for lease in held if lease.problem
+        ],
     }

@@ -131,7 +131,7 @@ class Cached(Dataset[Any]):
         self._store.put(at, content)
         return sample
 
-    def begin_part(self, share: float) -> None:
+    def begin_share(self, share: float) -> None:
         """Replace the cache by an empty cache in memory, for a fraction of the dataset's samples.
 
         Srift times steps with only the fraction `share` of the samples. The new size limit is

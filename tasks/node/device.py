@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from .record import ANY, CPU, Devices
 
 
-def own_device(expected: Devices) -> torch.device:
+def device_of_rank(expected: Devices) -> torch.device:
     """Return the device of this rank. If the device is a GPU, make it torch's current device.
 
     The CPU is returned if `expected.name` is CPU, or if `expected.name` is ANY and the machine has

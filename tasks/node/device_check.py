@@ -27,7 +27,7 @@ for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 
     found.append(torch.cuda.get_device_name(device))
 print(json.dumps(found))
 """
-_PART = re.compile(r" 1/\d+$")  # a fraction of a device in a provider's name, such as "L4 1/8"
+_FRACTION = re.compile(r" 1/\d+$")  # a fraction of a device in a provider's name, such as "L4 1/8"
 _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("NVIDIA L4-3Q")
 
 
@@ -40,7 +40,7 @@ def is_named(expected: str, name: str) -> bool:
     """
     if expected == ANY:
         return True
-    whole, parts = _PART.subn("", expected)
+    whole, parts = _FRACTION.subn("", expected)
     words = _words(name)
     return _words(whole) <= words and (parts > 0 or not any(map(_PROFILE.match, words)))
 

@@ -33,7 +33,7 @@ from .entrypoint import LoadedWorkload, try_once
 from .launch import Worker, explain
 from .loader import running
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
-from .steps import one_step
+from .steps import take_step
 from .strategies.replicas import of_ranks
 from .worker import lost_peer
 
@@ -157,7 +157,7 @@ class ElasticRun(Worker):
         sizes = by_rank[self.rank]
         with running(built.loader):
             while step < item.most_steps:
-                loss = one_step(built, module, sizes, scale=len(nodes) / global_batch)
+                loss = take_step(built, module, sizes, scale=len(nodes) / global_batch)
                 step += 1
                 if self.leads:
                     os.pwrite(mark, _MARK.pack(step, time.time()), 0)

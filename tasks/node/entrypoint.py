@@ -85,7 +85,7 @@ class LoadedWorkload:
         }
 
     def state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.stateful.items()}
+        return {name: component.state_dict() for name, component in self.stateful.items()}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -164,9 +164,9 @@ def build(
             " after the model"
         )
     computing.hold()  # user code may have changed torch's float32 precision
-    for part in (loss,) if shared else (model, loss):
-        if isinstance(part, nn.Module):
-            part.to(device)
+    for component in (loss,) if shared else (model, loss):
+        if isinstance(component, nn.Module):
+            component.to(device)
     rank_seed = seed + 1000 * (rank + 1)
     torch.manual_seed(rank_seed)
     loader = Loader(batches, seed=rank_seed) if isinstance(batches, DataLoader) else None
@@ -204,7 +204,7 @@ def _module(folder: Path, workload: WorkloadFile) -> ModuleType:
     return module
 
 
-def own_line(error: BaseException, workload: WorkloadFile) -> str:
+def user_line(error: BaseException, workload: WorkloadFile) -> str:
     """Return where the workload's code raised `error`, such as "mine.py, line 14, in make_batch".
 
     If the traceback has several frames of the workload's code, the innermost frame is returned. If
@@ -212,9 +212,9 @@ def own_line(error: BaseException, workload: WorkloadFile) -> str:
     """
     # the message of a DataLoader worker's error contains the worker's traceback
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    own = f"/{workload.folder}/" if workload.folder else f"/{workload.file}"
+    ending = f"/{workload.folder}/" if workload.folder else f"/{workload.file}"
     for file, line, function in reversed(frames):
-        _, found, inside = file.partition(own)
+        _, found, inside = file.partition(ending)
         if found:
             return f"{inside or workload.source or workload.name}, line {line}{function}"
     return ""

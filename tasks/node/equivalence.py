@@ -86,12 +86,12 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> s
         batches.extend(built.make_batch(batch) for _ in range(_STEPS - len(batches)))
         left = iter(copy.deepcopy(batches))
         built.make_batch = lambda _: next(left)
-        for part in built.model.modules():
-            if isinstance(part, nn.Dropout):
-                part.p = 0.0
+        for module in built.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
             for field in ("dropout", "attention_dropout"):  # of attention in torch, Hugging Face
-                if isinstance(getattr(part, field, None), float):
-                    setattr(part, field, 0.0)
+                if isinstance(getattr(module, field, None), float):
+                    setattr(module, field, 0.0)
         for weight in built.model.parameters() if disturbed else ():
             weight.data *= 1 + torch.finfo(weight.dtype).eps * torch.randn_like(weight)
         torch.manual_seed(rank)
@@ -124,11 +124,11 @@ def compare(item: Item, build: Callable[..., LoadedWorkload], group: Group) -> s
     others = plain if found == plain else losses(DDP, disturbed=True)
     spreads = [abs(other - dense) for other, dense in zip(others, plain, strict=False)]
     for step in (1, _STEPS):
-        dense, own = plain[step - 1], found[step - 1]
+        dense, loss = plain[step - 1], found[step - 1]
         allowed = max(_ROUNDING * abs(dense), _AMPLIFIED * max(spreads[:step]))
-        if isfinite(dense) and not abs(own - dense) <= allowed:
+        if isfinite(dense) and not abs(loss - dense) <= allowed:
             raise NotMeasured(
                 f"{item.strategy} does not train like ddp. In step {step} on the same batch, the"
-                f" loss is {own:.6g} with {item.strategy}, but {dense:.6g} with ddp. Use ddp"
+                f" loss is {loss:.6g} with {item.strategy}, but {dense:.6g} with ddp. Use ddp"
             )
     return ""

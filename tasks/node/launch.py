@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .data import data_path
-from .device import backend, name_of, own_device
-from .entrypoint import LoadedWorkload, build, own_line
+from .device import backend, device_of_rank, name_of
+from .entrypoint import LoadedWorkload, build, user_line
 from .measuring import Patience
 from .precision import Arithmetic
 from .probe import pairs
@@ -55,7 +55,7 @@ class Worker:
     def __init__(self) -> None:
         """Select this rank's device. Raises RuntimeError if the device is gone."""
         self.mailbox, self.plan, self.node = task_of_process()
-        self.device = own_device(self.plan.expected[self.node])
+        self.device = device_of_rank(self.plan.expected[self.node])
         mine = Devices(name=name_of(self.device), count=1, threads=torch.get_num_threads())
         self.devices = dict.fromkeys(range(len(self.plan.addresses)), mine)
         self.started_unix = time.time()
@@ -279,5 +279,5 @@ def explain(error: BaseException, workload: WorkloadFile | None = None) -> str:
         # shorten absolute paths on this machine to paths in the user's folder
         words = re.sub(rf"(?<![\w/])/\S*/{re.escape(workload.folder)}/", "", words)
     summary = f"{type(error).__name__}: {words}"[:500].removesuffix(": ")
-    where = "" if workload is None else own_line(error, workload)
+    where = "" if workload is None else user_line(error, workload)
     return f"{summary} ({where})" if where else summary

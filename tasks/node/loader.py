@@ -110,7 +110,7 @@ class Loader:
             return
         self.close()
         for cached in caches:
-            cached.begin_part(1.0)
+            cached.begin_share(1.0)
         order = torch.randperm(
             len(dataset), generator=torch.Generator().manual_seed(self.seed)
         ).tolist()
@@ -122,7 +122,7 @@ class Loader:
             if time.perf_counter() > until:
                 break
         for cached in caches:
-            cached.begin_part(len(self._places) / len(dataset))
+            cached.begin_share(len(self._places) / len(dataset))
         for place in self._places:
             dataset[place]
 
@@ -215,7 +215,7 @@ def _caches(dataset: Any) -> Iterator[Any]:
             continue
         seen.add(id(item))
         # not isinstance, because a user's copy of data_cache.py defines a different class
-        if hasattr(type(item), "begin_part"):
+        if hasattr(type(item), "begin_share"):
             yield item
         left += getattr(item, "__dict__", {}).values()
         if isinstance(item, list | tuple):

@@ -105,10 +105,10 @@ def leave(code: int, message: str) -> NoReturn:
     os._exit(code)
 
 
-def worker_exit_code(log: str, own_code: int) -> int:
+def worker_exit_code(log: str, torchrun_code: int) -> int:
     """Search torchrun's log for the exit code of the rank that most likely caused a failure.
 
-    Returns `own_code`, the exit code of torchrun or node.prepare, if the log has no exit code.
+    Returns `torchrun_code`, the exit code of torchrun or node.prepare, if the log has no exit code.
     """
     codes = [int(code) for code in _WORKER_EXIT.findall(log)]
     # After a failure, torchrun ends the node's other ranks with SIGTERM and also logs their exit
@@ -116,7 +116,7 @@ def worker_exit_code(log: str, own_code: int) -> int:
     return min(
         reversed(codes),
         key=lambda code: 3 if code == -signal.SIGTERM else blame_rank(code),
-        default=own_code,
+        default=torchrun_code,
     )
 
 

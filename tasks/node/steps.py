@@ -41,7 +41,7 @@ _MIN_SCALE = 0.1  # fp16 training fails below this loss scale, which starts at 6
 _COMPUTE_REPEATS = 2  # number of timed steps without communication
 
 
-def one_step(
+def take_step(
     built: LoadedWorkload,
     module: nn.Module,
     sizes: Sequence[int],
@@ -192,7 +192,9 @@ def _prepared(
             reset_peak(built.device)  # before sharding, each rank held the whole model
     batches, steps = item.batch_by_rank, item.accumulation_steps
     batch, whole = batches[0 if group is None else dist.get_rank(group)], sum(batches)
-    step = partial(one_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps))
+    step = partial(
+        take_step, built, module, [batch] * steps, scale=sum(item.used) / (whole * steps)
+    )
     return step, batch / whole
 
 

@@ -28,7 +28,7 @@ from ..market.offers import (
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..training.train import first_champion
-from ..workspace.blas_threads import one_thread
+from ..workspace.blas_threads import single_thread
 from ..workspace.settings import IMPORTED, SettingsError
 from ..workspace.workspace import Workspace, new_refresh_id, open_workspace, refresh_command
 from .case import Case, Row, devices_of
@@ -90,7 +90,7 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
     stated = workspace.settings.workloads.get(name)
     shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
     load_public_if_needed(workspace, name, shape=shaped)
-    with one_thread():
+    with single_thread():
         champion = load_champion(workspace.home, provider)
         if champion is None and (shaped or only_public(workspace, name)):
             champion = _fitted_on_public(with_public_workloads(workspace))

@@ -127,7 +127,9 @@ class Case:
             )
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
         devices = devices_of(known)
-        sheets = devices - devices_of(one for one in known if _measured(champion, one))
+        sheets = devices - devices_of(
+            workload for workload in known if _measured(champion, workload)
+        )
         left_out = sorted(devices_of(self.offers) - devices)
         for what, names in (
             ("modes left out because they were never measured:", unmeasured),
@@ -179,11 +181,11 @@ class Case:
             offers = row.pop("offers")
             # A rate that was learned from earlier launches replaces the offer's rate.
             sources = dict.fromkeys(
-                learned.get(one.instance_type.name) or one.interruption_source
-                for one in offers
-                if one.market == "spot"
+                learned.get(offer.instance_type.name) or offer.interruption_source
+                for offer in offers
+                if offer.market == "spot"
             )
-            prices = (one.price_as_of for one in offers or self.offers)
+            prices = (offer.price_as_of for offer in offers or self.offers)
             more = {
                 "provider": self.workspace.provider.name,
                 "newest_measurement_at": measured_at,
@@ -216,10 +218,10 @@ def comparable(
     guessed: True if the workload was never measured.
     """
     return [
-        one
-        for one in offers
-        if model.met_type(one.instance_type)
-        and (model.can_guess(one.instance_type.name) or (not guessed and _measured(model, one)))
+        offer
+        for offer in offers
+        if model.met_type(offer.instance_type)
+        and (model.can_guess(offer.instance_type.name) or (not guessed and _measured(model, offer)))
     ]
 
 
@@ -252,7 +254,7 @@ def supply_of(
                 public=workspace.settings.ec2.public,
                 nat_usd_per_gb=NAT_USD_PER_GB,
             )
-            offers = [replace(one, start_usd=start_usd(region=one.region)) for one in offers]
+            offers = [replace(offer, start_usd=start_usd(region=offer.region)) for offer in offers]
     return Supply(
         offers=without_beaten_zones(offers),
         max_hosts=workspace.max_hosts,
@@ -304,7 +306,7 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
     """
     sheets = sorted(devices_of(offers) & case.by_data_sheet)
     texts = [f"{device} predicted from its data sheet alone" for device in sheets]
-    notes = (note for one in offers for note in (one.own_price, one.price_source))
+    notes = (note for offer in offers for note in (offer.price_note, offer.price_source))
     texts += [row["reason"], *dict.fromkeys(filter(None, notes))]
     if row["rank"] > 1:
         return "; ".join(texts)

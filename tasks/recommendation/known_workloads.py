@@ -41,7 +41,7 @@ def unknown(workspace: Workspace, workload: str) -> SettingsError:
 
     The message names another provider with data, or known workloads with similar names.
     """
-    known = workload_providers(workspace.warehouse) | {(one, PUBLIC) for one in packaged_names()}
+    known = workload_providers(workspace.warehouse) | {(name, PUBLIC) for name in packaged_names()}
     elsewhere = [provider for name, provider in sorted(known) if name == workload]
     if elsewhere:
         return SettingsError(f"{workload!r} has data for provider {elsewhere[0]}: add --provider")

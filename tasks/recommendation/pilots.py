@@ -61,7 +61,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         return _no_runs(f"the workload's runs are newer than the model: run `{command}`")
     if case.model is None or not case.known:
         why = "import its flops_per_sample or measurements with `srift import FILE`"
-        if case.workload.name in {one.name for one in case.workspace.measurable}:
+        if case.workload.name in {workload.name for workload in case.workspace.measurable}:
             why = f"run `{refresh_command(case.workspace.provider.name, 'N')}`"
         return _no_runs(f"the workload was never measured in its present definition: {why}")
     return _pilots(case, case.model, plan, sold, count)
@@ -96,8 +96,10 @@ def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 
     If there are none, return the offers with known prices in all markets.
     """
-    priced = [one for one in offers if one.usd_per_hour is not None]
-    return [one for one in priced if one.market == workspace.settings.campaign.market] or priced
+    priced = [offer for offer in offers if offer.usd_per_hour is not None]
+    return [
+        offer for offer in priced if offer.market == workspace.settings.campaign.market
+    ] or priced
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
@@ -193,8 +195,8 @@ def _candidates(
     if case.guessed:  # then the compute time is most uncertain, and a single device shows it
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
-        one_device = (replace(one, layout=(1,), accumulation_steps=1) for one in singles)
-        setups = chain(one_device, setups)
+        on_single_device = (replace(setup, layout=(1,), accumulation_steps=1) for setup in singles)
+        setups = chain(on_single_device, setups)
     types = (offer.instance_type for offer in sold)
     measured = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}

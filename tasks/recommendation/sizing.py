@@ -14,7 +14,7 @@ from warehouse.reads import training_frames, workload_providers
 
 from ..data_files.imports import load_public_if_needed
 from ..data_files.public import ORIGIN, only_public, with_public_workloads
-from ..workspace.blas_threads import one_thread
+from ..workspace.blas_threads import single_thread
 from ..workspace.workspace import open_workspace, refresh_command
 from .known_workloads import unknown
 
@@ -54,7 +54,7 @@ def size(
         raise unknown(workspace, name)
     if batch is not None:
         batches = batch, batch
-    with one_thread():
+    with single_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
         found = size_workload(data, name, batches=batches)
     found = {

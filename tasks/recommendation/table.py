@@ -14,7 +14,7 @@ from ..market.job_conditions import experience_of
 from ..market.offers import with_facts
 from ..providers.base import ProviderError
 from ..training.registry import Champion
-from ..workspace.blas_threads import one_thread
+from ..workspace.blas_threads import single_thread
 from ..workspace.workspace import Workspace, spends_money
 from .case import Case, Row, with_usual_goals
 from .pilots import is_doubtful, measure_first, pilots_for
@@ -38,7 +38,7 @@ def recommend_all(
     runs: one row for each measured setup.
     each: `map`, or a similar function that runs the planner for several workloads in parallel.
     """
-    with one_thread():
+    with single_thread():
         experience, facts = experience_of(workspace), workspace.mart("workloads")
         cases = [
             Case.of(workspace, champion, with_facts(workload, facts), offers, runs, experience)
@@ -75,11 +75,11 @@ def with_placement_scores(workspace: Workspace, rows: list[Row]) -> list[Row]:
     """
     scores: dict[tuple[str, tuple[str], int], Mapping[str, int]] = {}
     for row in rows:
-        spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
+        spot = [offer for offer in row["cluster_offers"] or () if offer["market"] == "spot"]
         # A score for several types would mislead: it rates the chance to get any of the types.
-        if len({(one["instance_type"], one["zone"]) for one in spot}) == 1:
+        if len({(offer["instance_type"], offer["zone"]) for offer in spot}) == 1:
             types = (spot[0]["instance_type"],)
-            request = row["region"], types, sum(one["count"] for one in spot)
+            request = row["region"], types, sum(offer["count"] for offer in spot)
             if request not in scores and len(scores) < MOST_SCORES:
                 try:
                     scores[request] = workspace.provider.placement_scores(*request)

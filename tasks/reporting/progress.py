@@ -106,7 +106,7 @@ def _run_loggers() -> dict[str, Any]:
     from prefect.logging import get_run_logger
 
     try:
-        return {one.extra["flow_run_id"]: one for one in (*_OUTER, get_run_logger())}
+        return {logger.extra["flow_run_id"]: logger for logger in (*_OUTER, get_run_logger())}
     except MissingContextError:
         return {}
 
@@ -133,17 +133,17 @@ def publish_artifacts(rows: Sequence[Row], changes: Sequence[Row]) -> None:
     publish_summary("what-changed", "Changes of the recommendations", lines)
 
 
-def announce(event: str, about: str, said: str, **more: Any) -> None:
+def announce(event: str, about: str, message: str, **more: Any) -> None:
     """Send an event to Prefect.
 
     event: name of the event.
     about: name of the event's resource, such as `recommendation.ec2.vit.cheapest`.
-    said: the text of notifications about the event.
+    message: the text of notifications about the event.
     more: other values of the event's payload.
     """
     from prefect.events import emit_event
 
-    payload = {"said": said} | {name: _plain(value) for name, value in more.items()}
+    payload = {"message": message} | {name: _plain(value) for name, value in more.items()}
     emit_event(event=event, resource={"prefect.resource.id": f"srift.{about}"}, payload=payload)
 
 

@@ -91,7 +91,7 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         {"row": row, "line": line, "reason": without_cautions(row["reason"])}
         for row, line in zip(recommended, table.lines, strict=True)
     ]
-    groups = groupby(shown, key=lambda one: [one["row"][name] for name in GOAL_COLUMNS])
+    groups = groupby(shown, key=lambda item: [item["row"][name] for name in GOAL_COLUMNS])
     return [list(group) for _, group in groups]
 
 

@@ -225,7 +225,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
     for reason in dict.fromkeys(reasons):
         _print(reason, style="dim")
     for row in rows:
-        frontier = [_described(one) for one in row.get("frontier") or ()]
+        frontier = [_described(point) for point in row.get("frontier") or ()]
         title = f"Pareto frontier of hours and dollars, of {row.get('candidates')} candidates"
         _print_table(frontier, _FRONTIER, title)
         if row.get("pilots"):
@@ -310,7 +310,7 @@ def print_launches(rows: Sequence[Row]) -> None:
     _print_table(shown, columns)
     if len(rows) > _SCREEN:
         _print(f"... {len(rows) - _SCREEN} more: --json lists all, with their requests")
-    _print_notes(note for row in shown for note in row["said"])
+    _print_notes(note for row in shown for note in row["notes"])
     seconds, usd = sum(row["est_s"] for row in made), sum(row["est_usd"] for row in made)
     worst = sum(row["worst_usd"] or 0.0 for row in made)
     at_worst = f", at worst ${worst:.2f} and never more than the cap" if worst else ""
@@ -454,7 +454,7 @@ def print_spend(found: Row) -> None:
     _print_table(found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
     if not found["held"] and not found["unreadable"]:
         _print("no machine is held")
-    _print_notes([f"{one}: its cost is unknown" for one in found["unreadable"]])
+    _print_notes([f"{lease}: its cost is unknown" for lease in found["unreadable"]])
 
 
 _SCALE = """
@@ -521,9 +521,9 @@ def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def print_check(found: Row) -> None:
     """Print a line for each precision in which the workload was trained, followed by notes."""
     trained = [
-        {**one["figures"], "precision": one["precision"], "batch": found["batch"]}
-        for one in found["precisions"]
-        if one["figures"]
+        {**answer["figures"], "precision": answer["precision"], "batch": found["batch"]}
+        for answer in found["precisions"]
+        if answer["figures"]
     ]
     columns = """
         precision: {precision}
@@ -537,7 +537,7 @@ def print_check(found: Row) -> None:
     """
     title = f"{found['workload']} ({found['entrypoint']}): two steps on this CPU"
     _print_table(trained, columns, title)
-    notes = [note for one in found["precisions"] for note in one["notes"]]
+    notes = [note for answer in found["precisions"] for note in answer["notes"]]
     _print_notes([*found["notes"], *notes])
 
 

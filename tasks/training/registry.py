@@ -150,7 +150,7 @@ def example(model: StepTimeModel) -> pd.DataFrame:
     return pd.DataFrame([row | mode._asdict()])
 
 
-def _own_store(home: Path) -> str:
+def _local_store(home: Path) -> str:
     return f"sqlite:///{home / 'mlflow.db'}"
 
 
@@ -163,7 +163,7 @@ def _client(home: Path) -> Iterator[MlflowClient]:
 
     home.mkdir(parents=True, exist_ok=True)
     chosen = os.environ.get(OPERATORS_STORE)
-    uri = chosen or _own_store(home)
+    uri = chosen or _local_store(home)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     # MLflow sets these variables. Without this removal, they would look like the operator's choice.
@@ -312,7 +312,7 @@ def _experiment(client: MlflowClient, name: str, home: Path) -> str:
         return str(found.experiment_id)
     # Unless MLflow uses a server, its default location is the working directory.
     root = os.environ.get(OPERATORS_ARTIFACTS)
-    if client.tracking_uri == _own_store(home):
+    if client.tracking_uri == _local_store(home):
         root = (home / "mlartifacts").as_uri()
     remote = client.tracking_uri.startswith("http")
     location = f"{root.rstrip('/')}/{name}" if root and not remote else None
@@ -335,7 +335,7 @@ def _copy_of_models(folder: Path) -> Path:
     """Copy the code of the model to `folder`/srift_models, and return the path of the copy."""
     # The new name avoids a clash with a user's package `models`.
     target, room = folder / "srift_models", Path(models.__file__).parent
-    for part in ("domain", "step_time"):
-        shutil.copytree(room / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("domain", "step_time"):
+        shutil.copytree(room / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(room / "__init__.py", target)
     return target

@@ -13,7 +13,7 @@ from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
 from warehouse import append, reads
 
-from ..workspace.blas_threads import one_thread
+from ..workspace.blas_threads import single_thread
 from ..workspace.locking import refresh_lock
 from ..workspace.workspace import Workspace, code_commit, new_refresh_id
 from . import registry
@@ -53,7 +53,7 @@ def challenge(
     data = at_nominal_speed(TrainingData(**frames))
     if not len(data.runs):
         return None
-    with one_thread():
+    with single_thread():
         model, held_out = fitted(data, seed=SEED, each=each)
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(

@@ -7,4 +7,4 @@ from functools import partial
 
 from threadpoolctl import threadpool_limits
 
-one_thread = partial(threadpool_limits, limits=1)
+single_thread = partial(threadpool_limits, limits=1)

@@ -58,7 +58,7 @@ def check_home(home: Path) -> str:
 
     Raises Wrong if `home` is not writable or its disk is nearly full.
     """
-    existing = next(one for one in (home, *home.absolute().parents) if one.exists())
+    existing = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(4096))
@@ -101,9 +101,9 @@ def disk_trouble(error: BaseException | None) -> str | None:
     """Return a message if a full or read-only disk caused `error`, else None."""
     while error is not None:  # a library's exception may have the system's error as its cause
         number, text = getattr(error, "errno", None), str(error).partition("\n")[0]
-        if number in (errno.ENOSPC, errno.EDQUOT) or any(one in text for one in _FULL):
+        if number in (errno.ENOSPC, errno.EDQUOT) or any(phrase in text for phrase in _FULL):
             return f"the disk is full: {text}. Stored data are kept; free some space and try again"
-        if number == errno.EROFS or any(one in text for one in _READ_ONLY):
+        if number == errno.EROFS or any(phrase in text for phrase in _READ_ONLY):
             return f"{text}: make the folder writable, or set SRIFT_HOME to another folder"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

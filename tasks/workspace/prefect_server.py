@@ -28,7 +28,7 @@ _START_S = 120.0
 
 
 @contextmanager
-def own_server() -> Iterator[None]:
+def local_server() -> Iterator[None]:
     """Run Prefect's server during the block, unless PREFECT_API_URL names another server.
 
     Raises Wrong if the disk is full or not writable, or if the server does not start.
@@ -107,9 +107,9 @@ def _listens(pid: int, port: int) -> bool:
     try:
         process = psutil.Process(pid)
         return any(
-            one.status == psutil.CONN_LISTEN and one.laddr.port == port
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
             for member in (process, *process.children(recursive=True))
-            for one in member.net_connections("tcp4")
+            for connection in member.net_connections("tcp4")
         )
     except psutil.NoSuchProcess:
         return False

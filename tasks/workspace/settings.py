@@ -105,7 +105,7 @@ class Choice(_Section):
     overshoot_price: float = Field(default=OVERSHOOT_PRICE, gt=0, le=1000)
 
 
-def _one_of(names: Sequence[str]) -> AfterValidator:
+def _choice_of(names: Sequence[str]) -> AfterValidator:
     """Return a pydantic validator that accepts only `names`, and suggests a similar name."""
 
     def check(name: str) -> str:
@@ -124,7 +124,7 @@ class GoalSettings(_Section):
     p_required: minimum probability that a recommended cluster meets the deadline or budget.
     """
 
-    goal: Annotated[str, _one_of(GOALS)]
+    goal: Annotated[str, _choice_of(GOALS)]
     hours: float | None = Field(default=None, gt=0)
     usd: float | None = Field(default=None, gt=0)
     p_required: float | None = Field(default=None, gt=0, lt=1)
@@ -164,13 +164,13 @@ class WorkloadSettings(_Section):
     global_batch: tuple[int, int]
     transformer: str | dict[str, Any] | None = None
     sequence: int | None = Field(default=None, gt=0)
-    precisions: tuple[Annotated[str, _one_of(PRECISIONS)], ...] = Field(
+    precisions: tuple[Annotated[str, _choice_of(PRECISIONS)], ...] = Field(
         PRECISIONS[:1], min_length=1
     )
-    strategies: tuple[Annotated[str, _one_of(STRATEGIES)], ...] = Field(
+    strategies: tuple[Annotated[str, _choice_of(STRATEGIES)], ...] = Field(
         STRATEGIES[:1], min_length=1
     )
-    switches: tuple[Annotated[str, _one_of(SWITCHES)], ...] = Field(SWITCHES[:1], min_length=1)
+    switches: tuple[Annotated[str, _choice_of(SWITCHES)], ...] = Field(SWITCHES[:1], min_length=1)
     arguments: dict[str, bool | int | float | str] = {}
     path: str | None = None
     requirements: str = ""
@@ -491,8 +491,8 @@ def load_settings(file: Path | None = None) -> Settings:
         problems = [str(error)]
         if isinstance(error, ValidationError):
             problems = [
-                f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
-                for one in error.errors()
+                f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+                for fault in error.errors()
             ]
         lines = [f"{path}, with {', '.join(variables) or 'no SRIFT_* variables'}:", *problems]
         raise SettingsError("\n  ".join(lines)) from None

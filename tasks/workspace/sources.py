@@ -136,7 +136,7 @@ def folder_source(
     """
     files, left_out = _files(folder.resolve(), {path.resolve() for path in without})
     stem = module.replace(".", "/")
-    entry = next((one for one in (f"{stem}.py", f"{stem}/__init__.py") if one in files), None)
+    entry = next((name for name in (f"{stem}.py", f"{stem}/__init__.py") if name in files), None)
     if entry is None:
         known = [name[:-3].replace("/", ".") for name in files if name.endswith(".py")]
         raise SourceRefused(

@@ -152,7 +152,7 @@ def digest_of_data(text: str, files: dict[str, int] | None) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def said_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Format a size in bytes, such as `3.2 GiB`."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if size >= factor:

@@ -82,7 +82,11 @@ class Workspace:
 
     def without(self, names: Collection[str]) -> Workspace:
         """Return a copy of the workspace that lacks the workloads in `names`."""
-        kept = {name: one for name, one in self.settings.workloads.items() if name not in names}
+        kept = {
+            name: workload
+            for name, workload in self.settings.workloads.items()
+            if name not in names
+        }
         return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
 
 
@@ -130,7 +134,10 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
     """
     return {
         "local": dict.fromkeys(local_types, (1, "cpu")),
-        "ec2": {one.name: (one.devices, one.device) for one in packaged().instance_types},
+        "ec2": {
+            instance_type.name: (instance_type.devices, instance_type.device)
+            for instance_type in packaged().instance_types
+        },
     }
 
 

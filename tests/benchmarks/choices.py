@@ -26,7 +26,7 @@ from models.planner.choice_rule import known_meeting, losses
 from models.planner.ranking import recommend
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
-from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.blas_threads import single_thread
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import MACHINES, training_data
 from tests.benchmarks.held_out_groups import RTX, T4, V100
@@ -245,7 +245,7 @@ def contests(
 
 def main(pilots: int = 3, seed: int = 0, write: Write = False) -> None:
     """Print regret and misses by chooser, and how often the chances in the table hold."""
-    with one_thread():
+    with single_thread():
         played = list(contests(training_data(), DEVICES, PRICES, pilots=pilots, seed=seed))
         judged = pd.concat([judge(one, seed=seed) for one in played])
         said = pd.concat(map(chances, played))

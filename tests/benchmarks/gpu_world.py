@@ -13,7 +13,7 @@ import typer
 from joblib import Parallel, delayed
 
 from models.step_time.dataset import TrainingData
-from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.blas_threads import single_thread
 from tests.benchmarks.claims import Claim, Write, report
 from tests.benchmarks.scores import Group, score, summary
 from tests.frames import data_of
@@ -193,7 +193,7 @@ def questions(runs: pd.DataFrame, *, seed: int) -> Iterator[Group]:
 def main(seed: int = 1, write: Write = False) -> None:
     """Print errors and coverage by question."""
     data = GpuWorld(seed).data()
-    with one_thread():
+    with single_thread():
         groups = questions(data.runs, seed=seed)
         parts = Parallel(n_jobs=-1)(delayed(score)(data, group, seed=seed) for group in groups)
     claims = [

@@ -15,7 +15,7 @@ import typer
 from models.domain.data_sheets import data_sheets
 from models.step_time.dataset import TrainingData
 from tasks.data_files.public import FACTS
-from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.blas_threads import single_thread
 from tests.benchmarks.claims import ROOT, Claim, Write, report
 from tests.benchmarks.held_out_groups import (
     RTX,
@@ -127,7 +127,7 @@ def main(
         (gpus, gpu_groups(gpus.runs, final=final, draws=min(draws, 3))),
         (transformers, transformer_groups(transformers.runs)),
     ]
-    with one_thread():
+    with single_thread():
         scored = [
             score(known, group)
             for known, found in parts

@@ -22,7 +22,7 @@ from models.monitoring.cross_validation import COLUMNS
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tasks.training.registry import Provenance, log_challenger, promote
-from tasks.workspace.blas_threads import one_thread
+from tasks.workspace.blas_threads import single_thread
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.held_out import DATA, training_data
 from tests.benchmarks.held_out_groups import T4
@@ -107,7 +107,7 @@ def main(
     data = training_data(folder)
     data = replace(data, runs=data.runs[data.runs["kind"] == T4].reset_index(drop=True))
     even = data.runs["even"].to_numpy(bool)
-    with one_thread():
+    with single_thread():
         group = Group(table="unequal layouts, never measured", name="all", known=even, asked=~even)
         row = summary(score(data, group)).iloc[0]
         took = seconds(data)

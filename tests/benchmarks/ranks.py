@@ -29,7 +29,7 @@ from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
-from tasks.node.steps import one_step, train
+from tasks.node.steps import take_step, train
 from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.refusals import SHARDED
 from tasks.node.switches import switch_on
@@ -101,7 +101,7 @@ def _values(item: Item, workload: WorkloadFile, *, rank: int, losses: int) -> di
     try_once(built, batch)
     if losses:
         module = apply_strategy(item, built.model, built.optimizer, group)
-        step = partial(one_step, built, module, [batch], scale=1 / batch)
+        step = partial(take_step, built, module, [batch], scale=1 / batch)
         summed = torch.tensor([step() for _ in range(losses)], dtype=torch.float64)
         dist.all_reduce(summed)
         return {"losses": (summed / dist.get_world_size()).tolist()}

@@ -44,7 +44,7 @@ def without_a_server(monkeypatch):
     import flows.refresh
 
     monkeypatch.setattr(flows.refresh, "refresh", flows.refresh.refresh.fn)
-    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
+    monkeypatch.setattr("tasks.workspace.prefect_server.local_server", nullcontext)
 
 
 def srift(*words):

@@ -49,7 +49,7 @@ def described(described_machines, monkeypatch):
     monkeypatch.setattr(Task, "__call__", lambda self, *a, **k: self.fn(*a, **k))
     for name in ("measure_named", "market", "reap"):
         monkeypatch.setattr(flow, name, getattr(flow, name).fn)
-    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
+    monkeypatch.setattr("tasks.workspace.prefect_server.local_server", nullcontext)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_a_campaign_by_itself_is_refused_if_the_reaper_or_the_months_record_is_b
 
 def test_the_command_takes_the_months_dollars(ec2_project, monkeypatch):
     monkeypatch.setattr(flow, "refresh", lambda *_: {})
-    monkeypatch.setattr("tasks.workspace.prefect_server.own_server", nullcontext)
+    monkeypatch.setattr("tasks.workspace.prefect_server.local_server", nullcontext)
     words = ["refresh", "--provider", "ec2", "--max-usd", "0", "--month-spent", "5", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert spent_this_month(open_workspace("ec2"), datetime.now(UTC)) == (5.0, "")

@@ -10,7 +10,7 @@ from prefect.logging.handlers import APILogHandler
 
 from flows.refresh import refresh
 from tasks.providers.base import ProviderError
-from tasks.workspace.prefect_server import own_server
+from tasks.workspace.prefect_server import local_server
 from tests.flows.test_cli import enter
 from tests.flows.test_measure import LOCAL, Measuring
 from tests.installed import furnished
@@ -32,7 +32,7 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
     monkeypatch.setattr("tasks.reporting.progress.Reporter.watch", Mock())  # so progress is at 0 %
     caplog.set_level("INFO", "prefect")
     monkeypatch.setenv("MLFLOW_PAGES_URI", "http://mlflow")
-    with own_server(), get_client(sync_client=True) as client:
+    with local_server(), get_client(sync_client=True) as client:
         refresh("local", 2.4)
         failed = refresh("ec2", return_state=True)
         APILogHandler().flush()

@@ -59,13 +59,13 @@ RUN = """
 from tasks.workspace.settings import load_settings
 load_settings().set_server_variables()
 from prefect import flow
-from tasks.workspace.prefect_server import own_server
+from tasks.workspace.prefect_server import local_server
 
 @flow
 def nightly():
     return 1
 
-with own_server():
+with local_server():
     nightly()
 """
 

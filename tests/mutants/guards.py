@@ -142,7 +142,7 @@ _ROWS = (
     ("shares-evened", "models/planner/batch_split.py", r"while active\.size:", "while False:",
         "models/planner/test_batch_split.py"),
     # Watching.
-    ("backtest-leak", "models/monitoring/backtest.py", r"asked = test\[\[name.*\]\]", "asked = test",
+    ("backtest-leak", "models/monitoring/backtest.py", r"setups = test\[\[name.*\]\]", "asked = test",
         "models/monitoring/test_backtest.py"),
     ("drift-tested", "models/monitoring/drift.py", r"\(row\) \* tested <= _CHANCE", "(row) <= _CHANCE",
         "models/monitoring/test_drift.py"),

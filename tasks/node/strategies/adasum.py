@@ -118,12 +118,12 @@ def combine(
         return
     peer, is_first, middle = rank ^ distance, not rank & distance, len(values) // 2
     halves = values[:middle], values[middle:]
-    own, given = halves if is_first else halves[::-1]
-    ends = [min(max(end - (not is_first) * middle, 0), len(own)) for end in accumulate(sizes)]
+    first, given = halves if is_first else halves[::-1]
+    ends = [min(max(end - (not is_first) * middle, 0), len(first)) for end in accumulate(sizes)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
-    theirs = torch.empty_like(own)
+    theirs = torch.empty_like(first)
     exchange((given, peer), (theirs, peer), group)
-    dots = _dots(own, theirs, sizes) if is_first else _dots(theirs, own, sizes)
+    dots = _dots(first, theirs, sizes) if is_first else _dots(theirs, first, sizes)
     near = 1
     while near <= distance:
         others = torch.empty_like(dots)
@@ -134,11 +134,11 @@ def combine(
     factors = torch.where(squares == 0, 1.0, 1 - product / (2 * squares))
     factors = factors if is_first else factors.flip(1)
     for (factor, other), mine, yours in zip(
-        factors, torch.split(own, sizes), torch.split(theirs, sizes), strict=True
+        factors, torch.split(first, sizes), torch.split(theirs, sizes), strict=True
     ):
         mine.mul_(factor).add_(yours * other)
-    combine(own, sizes, group, 2 * distance)
-    exchange((own, peer), (given, peer), group)
+    combine(first, sizes, group, 2 * distance)
+    exchange((first, peer), (given, peer), group)
 
 
 def _dots(first: Tensor, second: Tensor, sizes: list[int]) -> Tensor:

@@ -91,13 +91,13 @@ class SparseExchange:
         received = swap(values.view(devices, share).unbind(), inside, self.group)
         if index not in self.residuals:
             self.residuals[index] = torch.zeros_like(received[0])
-        own = self.residuals[index]
+        residual = self.residuals[index]
         for theirs in received:  # in place, to save memory for large embedding tables
-            own += theirs
+            residual += theirs
         count = ceil(self.density * share)
-        picked = largest(own, count)
-        sent = torch.cat([picked.to(torch.int32), own[picked].view(torch.int32)])
-        own[picked] = 0.0
+        picked = largest(residual, count)
+        sent = torch.cat([picked.to(torch.int32), residual[picked].view(torch.int32)])
+        residual[picked] = 0.0
         total = received[0].zero_()
         for theirs in swap([sent] * len(across), across, self.group):
             total[theirs[:count].long()] += theirs[count:].view(torch.float32)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .messages import swap
 
-ONE, TWO, TWO_AND_A_HALF = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
+FLAT, TWO, TWO_AND_A_HALF = TENSOR = ("tensor-1d", "tensor-2d", "tensor-2.5d")
 
 Peers = tuple[int, ...]
 
@@ -31,7 +31,7 @@ def shape_of(name: str, ranks: int) -> tuple[int, int, int] | None:
 
     Returns None if the strategy cannot use this number of ranks.
     """
-    if name == ONE:
+    if name == FLAT:
         return (1, ranks, 1) if ranks >= 2 else None
     for side in range(isqrt(ranks), 1, -1):
         depth, rest = divmod(ranks, side**2)

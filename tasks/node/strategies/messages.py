@@ -50,11 +50,13 @@ class _Swap(torch.autograd.Function):
     def forward(ctx: Any, peers: Any, group: Any, shapes: Any, *sends: Tensor) -> Any:
         ctx.back = partial(swap, peers=peers, group=group, shapes=[each.shape for each in sends])
         received = [sends[0].new_empty(shape) for shape in shapes]
-        own = peers.index(dist.get_rank(group))
-        received[own].copy_(sends[own])  # a copy, because the caller may change the result in place
+        index = peers.index(dist.get_rank(group))
+        received[index].copy_(
+            sends[index]
+        )  # a copy, because the caller may change the result in place
         # one peer at a time, because simultaneous exchanges would overload this rank's link
         for distance in range(1, len(peers)):
-            to, source = (own + distance) % len(peers), (own - distance) % len(peers)
+            to, source = (index + distance) % len(peers), (index - distance) % len(peers)
             exchange((sends[to], peers[to]), (received[source], peers[source]), group)
         return tuple(received)
 

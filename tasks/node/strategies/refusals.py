@@ -100,7 +100,7 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
         runs = divisible_runs(model, columns)
         if not runs:
             raise ValueError(f"strategy {name}: this model has no layers to divide; use ddp")
-        parts = {part for run in runs for part in run.parts}
+        parts = {layer for run in runs for layer in run.parts}
         # With one grid row, the first layer of a pair takes all features, and the second layer
         # returns all features. These sizes need not be multiples of `columns`.
         whole = {
@@ -109,13 +109,13 @@ def refuse_model(name: str, model: nn.Module, machines: Sequence[int]) -> None:
             if rows == 1
             for layer, opens in run.opens.items()
         }
-        for path, part in model.named_modules():
-            sizes = {"in_features", "nx", "out_features", "nf", "num_heads"} & vars(part).keys()
-            if part in parts and any(
-                getattr(part, size) % columns for size in sizes - whole.get(part, set())
+        for path, layer in model.named_modules():
+            sizes = {"in_features", "nx", "out_features", "nf", "num_heads"} & vars(layer).keys()
+            if layer in parts and any(
+                getattr(layer, size) % columns for size in sizes - whole.get(layer, set())
             ):
                 raise ValueError(
-                    f"strategy {name}: sizes of the layer {path} ({part}) are not multiples of"
+                    f"strategy {name}: sizes of the layer {path} ({layer}) are not multiples of"
                     f" {columns}, the number of ranks in a grid row; use ddp"
                 )
     if name == TABLES:

@@ -57,14 +57,14 @@ class Servers:
         shares = [values[:0]] * ranks
         for server, share in zip(self.ranks, values.tensor_split(len(self.ranks)), strict=True):
             shares[server] = share
-        own, received = shares[rank], torch.empty_like(shares[rank])
+        total, received = shares[rank], torch.empty_like(shares[rank])
         for ahead in range(1, ranks):
             server, source = (rank + ahead) % ranks, (rank - ahead) % ranks
             exchange((shares[server], server), (received, source), self.group)
-            own += received
-        own /= ranks
+            total += received
+        total /= ranks
         shapes = [share.shape for share in shares]
-        return torch.cat(swap([own] * ranks, range(ranks), self.group, shapes))
+        return torch.cat(swap([total] * ranks, range(ranks), self.group, shapes))
 
     def average(
         self,

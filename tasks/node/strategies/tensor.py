@@ -90,7 +90,7 @@ class LayerRun(NamedTuple):
     @property
     def parts(self) -> list[nn.Module]:
         """Return the layers of the run and all modules in them."""
-        return [part for layer in self.layers for part in layer.modules()]
+        return [module for layer in self.layers for module in layer.modules()]
 
     @property
     def opens(self) -> dict[nn.Module, bool]:
@@ -145,9 +145,9 @@ def divide(
     blocks = Blocks(Grid.of(name, group))
     for run in divisible_runs(model, len(blocks.grid.row)):
         _replace(model, run, blocks)
-    for part in model.modules():
-        if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # disables torch's fast path, which needs whole weights
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # disables torch's fast path, which needs whole weights
     retarget(optimizer, blocks.of)
     optimizer.register_step_pre_hook(blocks.sum_gradients)
     module: Any = model
@@ -398,21 +398,25 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
     grid, opens = blocks.grid, run.opens
     dim, is_divided = 0, not grid.is_flat  # is_divided: a rank has only some features after `part`
     new: dict[nn.Module, nn.Module] = {}
-    for part in run.parts:
-        if isinstance(part, nn.MultiheadAttention):
-            attention = new[part] = _Attention(blocks, part)
+    for module in run.parts:
+        if isinstance(module, nn.MultiheadAttention):
+            attention = new[module] = _Attention(blocks, module)
             dim = attention.dim
-        elif part in opens:
-            weights: Any = part.weight, part.bias
-            arrange = _unchanged if isinstance(part, nn.Linear) else torch.t
-            if opens[part] and hasattr(run.block, "split_size"):  # GPT-2 splits q, k and v by size
+        elif module in opens:
+            weights: Any = module.weight, module.bias
+            arrange = _unchanged if isinstance(module, nn.Linear) else torch.t
+            if opens[module] and hasattr(
+                run.block, "split_size"
+            ):  # GPT-2 splits q, k and v by size
                 run.block.split_size //= len(grid.row)
                 arrange = lambda joint: _by_rank(len(grid.row), joint.t())  # noqa: E731
-            of_block = None if run.block and opens[part] else dim
-            new[part] = _Linear(blocks, *weights, opens=opens[part], dim=of_block, arrange=arrange)
-            is_divided = not grid.is_flat or opens[part]
-        elif is_divided and isinstance(part, nn.LayerNorm):
-            new[part] = _Norm(blocks, part)
+            of_block = None if run.block and opens[module] else dim
+            new[module] = _Linear(
+                blocks, *weights, opens=opens[module], dim=of_block, arrange=arrange
+            )
+            is_divided = not grid.is_flat or opens[module]
+        elif is_divided and isinstance(module, nn.LayerNorm):
+            new[module] = _Norm(blocks, module)
     ends = [new.get(layer, layer) for layer in run.layers]
     if run.block:
         run.block.register_forward_pre_hook(blocks.enter, with_kwargs=True)
@@ -437,24 +441,24 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
     """
     uses, runs = uses_of(model), list[LayerRun]()
 
-    def is_divisible(part: nn.Module, kinds: set[type]) -> bool:
-        """Return True if the layer `part` can be divided.
+    def is_divisible(layer: nn.Module, kinds: set[type]) -> bool:
+        """Return True if `layer` can be divided.
 
-        `part` must be a linear layer, or its class must be in `kinds`. It must have no hooks, use
-        the `forward` of its class, and share no parameter with other modules. If `part` is an
+        It must be a linear layer, or its class must be in `kinds`. It must have no hooks, use
+        the `forward` of its class, and share no parameter with other modules. If `layer` is an
         nn.LayerNorm, it must normalise only the last dimension.
         """
-        if not (type(part) in kinds or _is_linear(part)) or _is_changed(part):
+        if not (type(layer) in kinds or _is_linear(layer)) or _is_changed(layer):
             return False
-        is_last = not isinstance(part, nn.LayerNorm) or len(part.normalized_shape) == 1
-        return is_last and all(uses[weight] == 1 for weight in part.parameters())
+        is_last = not isinstance(layer, nn.LayerNorm) or len(layer.normalized_shape) == 1
+        return is_last and all(uses[weight] == 1 for weight in layer.parameters())
 
     def is_encoder_layer(module: nn.Module) -> bool:
         if not isinstance(module, nn.TransformerEncoderLayer):
             return False
         is_known = module.activation in (functional.relu, functional.gelu)
         return (is_known or isinstance(module.activation, nn.Module)) and all(
-            is_divisible(part, _ENCODER) for part in module.modules()
+            is_divisible(child, _ENCODER) for child in module.modules()
         )
 
     def has_divisible_heads(module: nn.Module, block: Any, keys: Any) -> bool:
@@ -494,13 +498,13 @@ def divisible_runs(model: nn.Module, columns: int = 2) -> list[LayerRun]:
                 runs.append(LayerRun(layers, block))
         in_sequence = _is_sequence(module)
         for in_run, parts in groupby(
-            _leaves(module), lambda part: in_sequence and is_divisible(part, _RUN)
+            _leaves(module), lambda layer: in_sequence and is_divisible(layer, _RUN)
         ):
             run = list(parts)
-            places = [place for place, part in enumerate(run) if _is_linear(part)]
+            places = [place for place, layer in enumerate(run) if _is_linear(layer)]
             if not in_run:
-                for part in run:
-                    visit(part)
+                for layer in run:
+                    visit(layer)
             elif len(places) >= _MIN_LINEAR:
                 runs.append(LayerRun(run[places[0] : places[-1] + 1]))
 
@@ -552,11 +556,11 @@ def volumes(model: nn.Module, inputs: Any, batch: int) -> dict[str, float]:
         found["divided_pairs"] += size
 
     for run in divisible_runs(model):
-        for part in run.parts:
-            if part in run.opens or isinstance(part, nn.MultiheadAttention):
-                weights = [weight.numel() for weight in part.parameters() if weight.dim() > 1]
+        for layer in run.parts:
+            if layer in run.opens or isinstance(layer, nn.MultiheadAttention):
+                weights = [weight.numel() for weight in layer.parameters() if weight.dim() > 1]
                 found["divided_weights"] += sum(weights)
-                hooks.append(part.register_forward_hook(partial(count, run), with_kwargs=True))
+                hooks.append(layer.register_forward_hook(partial(count, run), with_kwargs=True))
     if hooks:
         model(inputs)
     for hook in hooks:

@@ -275,7 +275,7 @@ class Ec2Cluster(RunningCluster):
             codes = [error["ErrorCode"] for error in answer.get("Errors", ())]
             codes = codes or ["UnfulfillableCapacity"]  # a fleet without an error may be too small
             refusals = [AwsRefused(code, action, region) for code in codes]
-            ids = [name for part in answer.get("Instances", ()) for name in part["InstanceIds"]]
+            ids = [name for group in answer.get("Instances", ()) for name in group["InstanceIds"]]
             if ids:
                 return ids, refusals[0]
         except AwsRefused as error:
@@ -307,11 +307,17 @@ class Ec2Cluster(RunningCluster):
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"
         for _ in self._api.looks(POLL_S, RUNNING_WITHIN_S):
             found = self._api.instances(region, {"instance-id": list(by_id)})
-            ended = [one for one in found.values() if one["State"]["Name"] not in _COMING]
+            ended = [
+                machine for machine in found.values() if machine["State"]["Name"] not in _COMING
+            ]
             if ended:
                 problem = ended[0]["StateReason"]["Code"]
                 break
-            states = [one["State"]["Name"] for one in found.values() if one.get("PrivateIpAddress")]
+            states = [
+                machine["State"]["Name"]
+                for machine in found.values()
+                if machine.get("PrivateIpAddress")
+            ]
             if states == ["running"] * len(machines):
                 running = [
                     replace(
@@ -341,7 +347,7 @@ class Ec2Cluster(RunningCluster):
                 rows = self._api.spot_prices(self.lease.region, now, names)
                 spot = newest_spot_prices(rows)
                 members = [
-                    replace(offer, usd_per_hour=usd, own_price="", price_as_of=now)
+                    replace(offer, usd_per_hour=usd, price_note="", price_as_of=now)
                     if (usd := spot.get((offer.instance_type.name, offer.zone)))
                     else offer
                     for offer in members

@@ -100,7 +100,7 @@ class Mirror:
                 for path in (*self.mailbox.glob("*.json"), *self.mailbox.glob("workloads/*"))
                 if not path.name.startswith(".")  # a file that is being written
             }
-            current = {name: one for name, one in self._machines.items() if one.current}
+            current = {name: machine for name, machine in self._machines.items() if machine.current}
             for userid, machine in current.items():
                 node = json.dumps({"node": machine.rank, "nodes": len(current)}).encode()
                 self._bring(userid, files | {"node.json": node})

@@ -164,7 +164,7 @@ _USUALLY_PRICED = (
 WORST_REGION_USD_PER_GB, WORST_INTERNET_USD_PER_GB, WORST_NAT_USD_PER_GB = 0.147, 0.154, 0.093
 NAT_USD_PER_GB = 0.045  # in us-east-1; recommendations assume this price in all regions
 WORST_STORED_USD_PER_GB_MONTH = 0.0405  # S3 Standard in Sao Paulo
-PART_BYTES = 8 * 2**20  # boto3 splits larger objects into parts of this size
+CHUNK_BYTES = 8 * 2**20  # boto3 splits larger objects into parts of this size
 
 
 def download_usd(
@@ -189,7 +189,7 @@ def download_usd(
     if source != region or not source:
         rate += 0.02 if source in _USUALLY_PRICED.split() else WORST_REGION_USD_PER_GB
     # each object needs a LIST, a HEAD and a GET; each further part needs a GET
-    return rate * size / 1e9 + (3 * files + size / PART_BYTES) * WORST_GET_USD
+    return rate * size / 1e9 + (3 * files + size / CHUNK_BYTES) * WORST_GET_USD
 
 
 def upload_usd(size: int, files: int) -> float:
@@ -200,7 +200,7 @@ def upload_usd(size: int, files: int) -> float:
     """
     # A large object needs a request to begin, a request for each part, and a request to complete. A
     # LIST returns 1,000 objects.
-    requests = 3 * files + size / PART_BYTES + files / 1000 + 1
+    requests = 3 * files + size / CHUNK_BYTES + files / 1000 + 1
     return requests * WORST_PUT_USD + size / 1e9 * WORST_STORED_USD_PER_GB_MONTH
 
 
@@ -251,15 +251,15 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """
     found = []
     for offer in offers:
-        public = offer.public_usd_per_hour if offer.own_price else offer.usd_per_hour
-        usd, why = _own_price(offer, public, terms)
+        public = offer.public_usd_per_hour if offer.price_note else offer.usd_per_hour
+        usd, why = _customer_price(offer, public, terms)
         is_packaged = offer.price_as_of == packaged().prices_as_of
         estimated = is_packaged and offer.region != LISTED_REGION
         offer = replace(
             offer,
             usd_per_hour=usd,
             public_usd_per_hour=public if why else None,
-            own_price=why,
+            price_note=why,
             price_source=ESTIMATED if estimated else "",
             storage_usd_per_hour=storage_usd_per_hour(offer.region, terms.volume_gib),
             other_usd_per_hour=other_usd_per_hour(public=terms.public),
@@ -268,7 +268,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     return found
 
 
-def _own_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
+def _customer_price(offer: Offer, public: float | None, terms: Ec2) -> tuple[float | None, str]:
     """Return this account's price in dollars per hour, and why it differs from the public price.
 
     A price in [ec2.prices] takes precedence over a discount in [ec2.discounts]. The reason is "" if

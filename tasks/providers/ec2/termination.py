@@ -178,6 +178,8 @@ def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
     A machine counts the seconds to its deadline from its start, not from the request. The result is
     therefore the deadline, plus the delay from request to start, plus LATEST for boot and rounding.
     """
-    asked_at = [request.asked_at for request in lease.requests if request.group == machine.group]
-    late = max(timedelta(0), machine.launched_at - asked_at[0])
+    requested_at = [
+        request.asked_at for request in lease.requests if request.group == machine.group
+    ]
+    late = max(timedelta(0), machine.launched_at - requested_at[0])
     return lease.deadline_at + late + LATEST

@@ -22,7 +22,7 @@ from .processes import hosts
 _PERIOD_US = 10_000  # short, so that step times vary little
 _LEAST_QUOTA_US = 1_000  # the kernel refuses a smaller quota
 _REMOVED_S = 3.0  # maximum wait until the cgroup of killed processes can be removed
-_MOUNTS, _OWN = Path("/proc/mounts"), Path("/proc/self/cgroup")
+_MOUNTS, _OUR_GROUP = Path("/proc/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _hierarchies() -> Iterator[tuple[int, Path, Path]]:
     cgroup: the folder of this process's cgroup in the hierarchy.
     """
     paths = dict[str, str]()
-    for line in _OWN.read_text().splitlines():
+    for line in _OUR_GROUP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
     for line in _MOUNTS.read_text().splitlines():

@@ -9,7 +9,7 @@ from .selection import Selection
 from .skypilot import skypilot
 from .torchrun import torchrun
 
-TARGETS = {one.__name__: one for one in (skypilot, sagemaker, karpenter, torchrun, fleet)}
+TARGETS = {export.__name__: export for export in (skypilot, sagemaker, karpenter, torchrun, fleet)}
 
 
 def export(selection: Selection, target: str) -> tuple[dict[str, Any], str]:

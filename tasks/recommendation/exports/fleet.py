@@ -27,14 +27,14 @@ def fleet(selection: Selection) -> tuple[Any, str]:
     first, row = selection.first, selection.first.row
     spot = first.market == "spot"
     ranks = [
-        one
-        for one in selection.interchangeable
-        if (one.market, one.row["region"]) == (first.market, row["region"])
+        choice
+        for choice in selection.interchangeable
+        if (choice.market, choice.row["region"]) == (first.market, row["region"])
     ]
     overrides = [
-        {"InstanceType": one.types[0], "Priority": float(place)}
-        | ({"AvailabilityZone": one.zone} if one.zone else {})
-        for place, one in enumerate(ranks)
+        {"InstanceType": choice.types[0], "Priority": float(place)}
+        | ({"AvailabilityZone": choice.zone} if choice.zone else {})
+        for place, choice in enumerate(ranks)
     ]
     template = {"LaunchTemplateName": LAUNCH_TEMPLATE, "Version": "$Default"}
     tags = [

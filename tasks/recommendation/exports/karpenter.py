@@ -24,9 +24,9 @@ def karpenter(selection: Selection) -> tuple[Any, str]:
     selection.require_cloud("karpenter")
     first, ranks = selection.first, selection.interchangeable
     name = label(f"srift-{first.row['workload']}")[:40].rstrip("-")
-    markets = list(dict.fromkeys(one.market for one in ranks))
+    markets = list(dict.fromkeys(choice.market for choice in ranks))
     objects = [
-        _pool(name, [one for one in ranks if one.market == market], len(markets) - place)
+        _pool(name, [choice for choice in ranks if choice.market == market], len(markets) - place)
         for place, market in enumerate(markets)
     ]
     objects += _overlays(name, ranks)
@@ -47,11 +47,11 @@ def _pool(name: str, ranks: list[RankedCluster], weight: int) -> dict[str, Any]:
     Karpenter tries the pool with the highest `weight` first.
     """
     name = f"{name}-{ranks[0].market}"
-    zones = [one.zone for one in ranks]
+    zones = [choice.zone for choice in ranks]
     requirements = [
-        _in("node.kubernetes.io/instance-type", *(one.types[0] for one in ranks)),
+        _in("node.kubernetes.io/instance-type", *(choice.types[0] for choice in ranks)),
         _in("karpenter.sh/capacity-type", ranks[0].market),
-        _in("topology.kubernetes.io/region", *(one.row["region"] for one in ranks)),
+        _in("topology.kubernetes.io/region", *(choice.row["region"] for choice in ranks)),
         *([] if None in zones else [_in("topology.kubernetes.io/zone", *zones)]),
     ]
     node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
@@ -74,16 +74,16 @@ def _overlays(name: str, ranks: list[RankedCluster]) -> list[dict[str, Any]]:
     The adjusted price is computed from the hours of the best cluster with this type and market.
     """
     best: dict[tuple[str, str], RankedCluster] = {}
-    for one in ranks:
-        best.setdefault((one.types[0], one.market), one)
+    for choice in ranks:
+        best.setdefault((choice.types[0], choice.market), choice)
     by_hours = Goal(goal=ranks[0].row["goal"]).objective == "hours"
     price, hours = ranks[0].offers[0]["usd_per_hour"], ranks[0].row["hours"]
-    fastest = min(one.row["hours"] for one in best.values())
+    fastest = min(choice.row["hours"] for choice in best.values())
     overlays = []
-    for (kind, market), one in best.items():
-        adjustment = {"priceAdjustment": f"+{100 * (one.row['hours'] / fastest - 1):.1f}%"}
+    for (kind, market), choice in best.items():
+        adjustment = {"priceAdjustment": f"+{100 * (choice.row['hours'] / fastest - 1):.1f}%"}
         if by_hours and price is not None:
-            adjustment = {"price": f"{price * one.row['hours'] / hours:.4f}"}
+            adjustment = {"price": f"{price * choice.row['hours'] / hours:.4f}"}
         requirements = [
             _in("srift/pool", f"{name}-{market}"),
             _in("node.kubernetes.io/instance-type", kind),

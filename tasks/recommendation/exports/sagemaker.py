@@ -23,14 +23,14 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
         ExportRefused: if the requested cluster has local hosts, or SageMaker can run neither the
             requested cluster nor any of its replacements.
     """
-    selection.require_cloud("sagemaker", one_type=False)
+    selection.require_cloud("sagemaker", single_type=False)
     offered = shape_of("sagemaker", "TrainingInstanceType").enum
     able, left_out = [], []
-    for one in selection.candidates:
-        if problem := _problem(one, offered):
-            left_out.append(f"rank {one.rank}: {problem}")
+    for choice in selection.candidates:
+        if problem := _problem(choice, offered):
+            left_out.append(f"rank {choice.rank}: {problem}")
         else:
-            able.append(one)
+            able.append(choice)
     if not able:
         raise ExportRefused(f"SageMaker cannot run any of the clusters: {'; '.join(left_out)}")
     document = {
@@ -78,25 +78,25 @@ def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     first = ranks[0]
     groups = [
         {"InstanceType": f"ml.{offer['instance_type']}", "InstanceCount": offer["count"]}
-        for one in ranks
-        for offer in one.offers
+        for choice in ranks
+        for offer in choice.offers
     ]
     machines: dict[str, Any] = groups[0]
     if len(ranks) > 1:
         machines = {"InstancePreferences": groups}
     elif len(groups) > 1:
-        named = [{"InstanceGroupName": f"group-{n}"} | one for n, one in enumerate(groups, 1)]
+        named = [{"InstanceGroupName": f"group-{n}"} | choice for n, choice in enumerate(groups, 1)]
         machines = {"InstanceGroups": named}
-    hours = RUNTIME_LIMIT_FACTOR * max(one.row["hours_p90"] for one in ranks)
+    hours = RUNTIME_LIMIT_FACTOR * max(choice.row["hours_p90"] for choice in ranks)
     stopping = {"MaxRuntimeInSeconds": min(MAX_RUNTIME_S, math.ceil(3600 * hours))}
     request: dict[str, Any] = {"ResourceConfig": machines, "Environment": first.environment}
     if first.market == "spot":
         request["EnableManagedSpotTraining"] = True
         stopping["MaxWaitTimeInSeconds"] = stopping["MaxRuntimeInSeconds"]
     return {
-        "ranks": [one.rank for one in ranks],
+        "ranks": [choice.rank for choice in ranks],
         "region": first.row["region"],
-        "clusters": [one.row["cluster"] for one in ranks],
-        "ec2_usd": [one.row["usd"] for one in ranks],
+        "clusters": [choice.row["cluster"] for choice in ranks],
+        "ec2_usd": [choice.row["usd"] for choice in ranks],
         "request": request | {"StoppingCondition": stopping},
     }

@@ -83,11 +83,11 @@ class Selection:
         """
         most_usd = _MOST_DEARER * (self.first.row["usd"] or math.inf)
         replacements = (
-            one
-            for one in self.ranks
-            if one.rank > self.first.rank
-            and not row_misses(one.row)
-            and (one.row["usd"] or 0.0) <= most_usd
+            choice
+            for choice in self.ranks
+            if choice.rank > self.first.rank
+            and not row_misses(choice.row)
+            and (choice.row["usd"] or 0.0) <= most_usd
         )
         return [self.first, *replacements]
 
@@ -98,20 +98,24 @@ class Selection:
         A candidate trains like `first` if both need the same training command.
         """
         training = self.first.training
-        return [one for one in self.candidates if len(one.types) == 1 and one.training == training]
+        return [
+            choice
+            for choice in self.candidates
+            if len(choice.types) == 1 and choice.training == training
+        ]
 
-    def require_cloud(self, target: str, *, one_type: bool = True) -> None:
+    def require_cloud(self, target: str, *, single_type: bool = True) -> None:
         """Raise ExportRefused if the requested cluster has local hosts.
 
         target: the export target, such as "skypilot", for the error message.
-        one_type: if True, also raise if the requested cluster has several instance types.
+        single_type: if True, also raise if the requested cluster has several instance types.
         """
         if not spends_money(self.first.row["provider"]):
             raise ExportRefused(
                 f"{target} cannot start {self.first.name}, which runs on this computer."
                 " Use `--to torchrun` or `--provider ec2`"
             )
-        if one_type and len(self.first.types) > 1:
+        if single_type and len(self.first.types) > 1:
             raise ExportRefused(
                 f"{target} needs machines of one type, but {self.first.name} has several."
                 " Export another --rank, or use `--to sagemaker` or `--to torchrun`"
@@ -198,9 +202,9 @@ def select(
     if len({row["provider"] for row in rows}) > 1:
         raise SettingsError(f"both providers have rows of {workload}: choose with --provider")
     goals = list(dict.fromkeys(map(goal_text, rows)))
-    matches = [one for one in goals if goal in (None, one, one.split(" ")[0])]
+    matches = [name for name in goals if goal in (None, name, name.split(" ")[0])]
     if len(matches) != 1:
-        choices = ", ".join(f"--goal {one!r}" for one in matches or goals)
+        choices = ", ".join(f"--goal {name!r}" for name in matches or goals)
         raise SettingsError(f"choose one published goal of {workload}: {choices}")
     rows = [row for row in rows if goal_text(row) == matches[0]]
     if rows[0]["cluster"] is None:

@@ -17,11 +17,11 @@ def skypilot(selection: Selection) -> tuple[Any, str]:
     first = selection.first
     resources = [
         {
-            "infra": "/".join(filter(None, ("aws", one.row["region"], one.zone))),
-            "instance_type": one.types[0],
-            "use_spot": one.market == "spot",
+            "infra": "/".join(filter(None, ("aws", choice.row["region"], choice.zone))),
+            "instance_type": choice.types[0],
+            "use_spot": choice.market == "spot",
         }
-        for one in selection.interchangeable
+        for choice in selection.interchangeable
     ]
     task = {
         "name": label(first.row["workload"]),

@@ -90,9 +90,9 @@ def sold(market, zone, usd, region="east"):
 
 SPOT, DEMAND = sold("spot", "a", 1.0), sold("on-demand", "*", 3.0)
 WEST = sold("spot", "z", 9.0, region="west")
-SAVED = replace(sold("on-demand", "*", 1.2), public_usd_per_hour=3.0, own_price="discount")
-RAISED = replace(sold("on-demand", "*", 4.0), public_usd_per_hour=3.0, own_price="own")
-OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, own_price="own")
+SAVED = replace(sold("on-demand", "*", 1.2), public_usd_per_hour=3.0, price_note="discount")
+RAISED = replace(sold("on-demand", "*", 4.0), public_usd_per_hour=3.0, price_note="own")
+OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, price_note="own")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from models.domain.workload import MODES, Mode
 from models.step_time.dataset import workload_facts
 from models.step_time.machine_specs import Machine
 from models.step_time.memory import MemoryModel, fit_memory
-from models.step_time.one_device import Transformer
 from models.step_time.rows import WorkloadFacts
 from models.step_time.setup_arrays import read_setups
+from models.step_time.single_device import Transformer
 from tests.benchmarks.held_out import DATA, transformer_data
 from tests.models.step_time.cases import NONE, setup
 

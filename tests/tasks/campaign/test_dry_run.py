@@ -71,7 +71,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     for row in made:
         assert {one["action"] for one in row["requests"]} >= MAKES
         assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
-        assert any("not checked" in note for note in row["said"])
+        assert any("not checked" in note for note in row["notes"])
     assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()
     plain = CliRunner().invoke(app, words)  # the campaign's cap
     assert plain.exit_code == 0 and "no --max-usd" in plain.stderr
@@ -81,7 +81,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
 def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_screen(here, capsys):
     launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
     dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOON)
-    assert dear["worst_usd"] is None and dear["requests"] == [] and dear["said"]
+    assert dear["worst_usd"] is None and dear["requests"] == [] and dear["notes"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
     print_launches(rows)
     out = capsys.readouterr().out
@@ -123,6 +123,6 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
     [row] = dry_run.planned(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
-    assert any("s3://photos/cats" in each and "$1.50" in each for each in row["said"])
-    assert any("123 days old" in each for each in row["said"])
+    assert any("s3://photos/cats" in each and "$1.50" in each for each in row["notes"])
+    assert any("123 days old" in each for each in row["notes"])
     assert row["deadline_s"] - before_s == pytest.approx(1000.0, abs=60.0)

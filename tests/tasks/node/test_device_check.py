@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.node import device, device_check
-from tasks.node.device import own_device
+from tasks.node.device import device_of_rank
 from tasks.node.device_check import is_named, wait_for_devices
 from tasks.node.record import ANY, CPU, Devices
 
@@ -83,6 +83,6 @@ def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or
     )
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    assert own_device(expected) == torch.device(found)
+    assert device_of_rank(expected) == torch.device(found)
     assert device.name_of(torch.device(found)) == (there[rank] if found != CPU else CPU)
     assert current == ([torch.device(found)] if found == "cuda:3" else [])

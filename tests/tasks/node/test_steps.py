@@ -42,7 +42,7 @@ def regression(how="fp32", *, factor=1.0):
 
 
 def trained(built, count):
-    return [steps.one_step(built, built.model, [32], scale=1 / 32) for _ in range(count)]
+    return [steps.take_step(built, built.model, [32], scale=1 / 32) for _ in range(count)]
 
 
 def item(**changes):
@@ -60,7 +60,7 @@ def test_sharded_gradients_are_exchanged_in_every_micro_step(monkeypatch):
 
     def quiet_steps(**words):
         quiet.clear()
-        steps.one_step(built, built.model, [4, 4, 4], scale=1 / 12, **words)
+        steps.take_step(built, built.model, [4, 4, 4], scale=1 / 12, **words)
         return len(quiet)
 
     assert quiet_steps() == 2
@@ -77,7 +77,7 @@ def test_micro_steps_add_up_to_the_step_of_the_whole_batch():
             make_batch=lambda _, left=left: (left[0], left.pop(0).sum(dim=1, keepdim=True)),
         )
         before = torch.nn.utils.parameters_to_vector(built.model.parameters()).detach()
-        loss = steps.one_step(built, built.model, sizes, scale=scale)
+        loss = steps.take_step(built, built.model, sizes, scale=scale)
         after = torch.nn.utils.parameters_to_vector(built.model.parameters()).detach()
         results.append((loss, after - before))
     (loss, change), *others = results

@@ -12,7 +12,7 @@ from tasks.node.device import to_device
 from tasks.node.entrypoint import WorkloadError, build
 from tasks.node.precision import Arithmetic
 from tasks.node.record import WorkloadFile
-from tasks.node.steps import one_step
+from tasks.node.steps import take_step
 
 HOME = Path(node.__file__).parent / "workloads"
 BUILT_IN = sorted(path.stem for path in HOME.glob("*.py") if path.stem != "__init__")
@@ -41,7 +41,7 @@ def load(folder, name, *, rank=0, device="cpu", shared=False, **given):
 def test_ranks_train_from_equal_weights_on_other_samples(name):
     built, other = (load(HOME, name, rank=rank) for rank in (0, 1))
     assert all(map(torch.equal, built.model.parameters(), other.model.parameters()))
-    assert one_step(built, built.model, [2], scale=1 / 2) > 0
+    assert take_step(built, built.model, [2], scale=1 / 2) > 0
     assert not all(map(torch.equal, built.model.parameters(), other.model.parameters()))
     count, size = built.sizes.values()
     assert 1_000_000 <= size == 4 * count <= 16_000_000

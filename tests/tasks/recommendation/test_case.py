@@ -113,7 +113,7 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
     offers = [
-        replace(one, interruption_source="Spot Advisor", own_price="own", price_source="guess")
+        replace(one, interruption_source="Spot Advisor", price_note="own", price_source="guess")
         for one in here.provider.offers(NOON)
     ]
     case = case_of(here, offers)

@@ -19,7 +19,7 @@ def test_a_server_that_ends_at_its_start_fails_the_command(tmp_path, monkeypatch
     with (
         temporary_settings({PREFECT_API_URL: None, PREFECT_HOME: tmp_path}),
         pytest.raises(Wrong),
-        prefect_server.own_server(),
+        prefect_server.local_server(),
     ):
         pass
 
@@ -33,7 +33,7 @@ def answer(url, credential=":", **headers):
 @pytest.mark.local
 def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
     with temporary_settings({PREFECT_API_URL: None, PREFECT_HOME: tmp_path}):
-        with prefect_server.own_server():
+        with prefect_server.local_server():
             api = get_current_settings().api
             url, secret = str(api.url), api.auth_string
             for credential in (":", "srift:wrong"):
@@ -57,5 +57,5 @@ def test_the_server_obeys_this_process_alone_and_ends_with_it(tmp_path):
 def test_a_server_that_the_operator_names_is_used(monkeypatch):
     monkeypatch.setattr(prefect_server.subprocess, "Popen", lambda *_, **__: pytest.fail())
     url = "http://127.0.0.1:4200/api"
-    with temporary_settings({PREFECT_API_URL: url}), prefect_server.own_server():
+    with temporary_settings({PREFECT_API_URL: url}), prefect_server.local_server():
         assert get_current_settings().api.url == url

@@ -28,9 +28,9 @@ class DLRM(nn.Module):
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__()
         self.bottom = _layers(_NUMBERS, 512, 256, 64, _WIDTH)
-        self.tables = nn.ModuleList(nn.Embedding(one, _WIDTH) for one in rows)
-        for one, weights in zip(rows, self.tables.parameters(), strict=True):
-            nn.init.uniform_(weights, -(one**-0.5), one**-0.5)
+        self.tables = nn.ModuleList(nn.Embedding(count, _WIDTH) for count in rows)
+        for count, weights in zip(rows, self.tables.parameters(), strict=True):
+            nn.init.uniform_(weights, -(count**-0.5), count**-0.5)
         vectors = len(rows) + 1
         self.top = nn.Sequential(
             _layers(_WIDTH + vectors * (vectors - 1) // 2, 512, 256), nn.Linear(256, 1)
@@ -76,5 +76,5 @@ def build(most_rows: int = max(_VALUES)) -> tuple[Any, ...]:
 def _layers(*widths: int) -> nn.Sequential:
     """Return linear layers with a ReLU after each. Layer i maps widths[i] to widths[i + 1]."""
     return nn.Sequential(
-        *(part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU()))
+        *(layer for ins, outs in pairwise(widths) for layer in (nn.Linear(ins, outs), nn.ReLU()))
     )

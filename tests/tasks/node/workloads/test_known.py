@@ -13,7 +13,7 @@ from tasks.node.check import checked
 from tasks.node.entrypoint import build
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
-from tasks.node.steps import one_step
+from tasks.node.steps import take_step
 from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.tensor import divisible_runs, volumes
 from tasks.node.switches import switch_on
@@ -66,7 +66,7 @@ def load(settings, name, device="cpu", switches="none"):
 
 def losses(built, module):
     torch.manual_seed(1)
-    return [one_step(built, module, [4], scale=1 / 4) for _ in range(3)]
+    return [take_step(built, module, [4], scale=1 / 4) for _ in range(3)]
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit-b-16", "bert", "gpt2", "dlrm"])

@@ -89,7 +89,7 @@ def of(name, market="on-demand", usd=1.0, region="us-east-1"):
 def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
     [found] = once = billed([public], OWN)
     assert found.usd_per_hour == usd
-    assert says in found.own_price and bool(found.own_price) == bool(says)
+    assert says in found.price_note and bool(found.price_note) == bool(says)
     assert found.public_usd_per_hour == (public.usd_per_hour if says else None)
     assert billed(once, OWN) == once
     assert billed(once, Ec2())[0].usd_per_hour == public.usd_per_hour

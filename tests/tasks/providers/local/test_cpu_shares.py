@@ -36,7 +36,7 @@ class Kernel:
 def kernel(tmp_path, request, monkeypatch):
     made = Kernel(tmp_path, request.param)
     monkeypatch.setattr(cpu_shares, "_MOUNTS", made.mounts)
-    monkeypatch.setattr(cpu_shares, "_OWN", made.own)
+    monkeypatch.setattr(cpu_shares, "_OUR_GROUP", made.own)
     return made
 
 
