@@ -19,7 +19,7 @@ since the last checkpoint.
     lost  = 1/h - s / (exp(h s) - 1)      mean hours that are lost by one interruption
     hours = start-up + r + N (lost + replacement)
 
-The formulas from r to hours were derived for Srift. They are exact for memoryless interruptions.
+The last five formulas were derived for Srift. They are exact for memoryless interruptions.
 Real interruptions come in bunches, so `drawn_hours` also draws the hazard at random.
 """
 
@@ -124,9 +124,9 @@ def drawn_hours(
     - The second models bunches of interruptions. Its variance is
       (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
 
-    `passing` is in interruption_rates.py. n is the number of pieces between checkpoints. A piece is
-    repeated until it succeeds, so its number of interruptions has a geometric distribution. The
-    factor 1 + 1/n accounts for this.
+    `passing` is in interruption_rates.py. Checkpoints divide the training steps into n pieces. A
+    piece is repeated until it succeeds, so its number of interruptions is geometric, not Poisson.
+    The factor 1 + 1/n adds the missing variance.
 
     All clusters use the same uniform draws, so their results differ only because of the arguments.
 
@@ -196,8 +196,8 @@ def _rate(
     doubted: (draws, 1) uniform draws for the uncertainty of the estimated rate.
     shock: (draws, 1) uniform draws for the variation of the true rate over days and weeks.
     work_hours: the expected hours of training steps.
-    repeats: 1 / (number of pieces between checkpoints). It adds variance to the result, because
-        each piece is repeated until it succeeds. 0 means that no variance is added.
+    repeats: 1/n, if checkpoints divide the training steps into n pieces. It adds the variance
+        that `drawn_hours` describes. 0 adds no variance.
     """
     bunching = conditions.bunching * (1 + passing(work_hours))
     varying = (1 + bunching) * (1 + repeats) - 1

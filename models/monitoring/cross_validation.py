@@ -54,9 +54,9 @@ Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
     """Yield (split, group name, training data without the group, runs of the group).
 
-    A split divides the runs into groups, for example by cluster size. If the group is a cluster
-    size above 1, the training data also lack the probes (sweeps of all-reduces) on clusters of this
-    size.
+    A split divides the runs into groups. In the split `cluster_size`, a group has all runs on
+    clusters of the same size. If this size is above 1, the training data also lack the probes
+    (all-reduce measurements) on these clusters.
     """
     runs = valid_runs(data.runs).reset_index(drop=True)
     size = machines(runs)
@@ -77,9 +77,9 @@ def held_out(data: TrainingData, *, seed: int) -> Iterator[HeldOut]:
 
 
 def _folds(labels: NDArray[Any], count: int, seed: int) -> NDArray[Any]:
-    """Assign each of `labels` to one of `count` folds at random, and return the names of the folds.
+    """Return the name of a random fold for each of `labels`.
 
-    Equal labels are in the same fold.
+    There are `count` folds. Equal labels get the same fold.
     """
     codes, names = pd.factorize(labels, sort=True)
     fold = np.random.default_rng(seed).permutation(len(names))[codes] % count
@@ -111,8 +111,8 @@ def fitted(
     """Return the model fitted to all data, and a frame of held-out predictions.
 
     The docstring of the module describes the splits and their groups. The frame has a row for each
-    split and run. A group has no rows if the model without the group's runs cannot be fitted, or
-    cannot predict these runs. The columns are:
+    split and run. A group has no rows if the fit to the other runs fails, or if the group's runs
+    cannot be predicted. The columns are:
 
         split, group             the split, and the group that has the run
         row, run_id              the position of the run among the valid runs, and its id

@@ -49,11 +49,11 @@ def judge(scored: pd.DataFrame, before: Mapping[Group, pd.Timestamp]) -> list[Ro
     observed number of runs outside their intervals.
 
     1. The group with the smallest p-value drifts if (p-value) x (number of tested groups) <= 0.05.
-    2. If it drifts, its runs are removed from all groups, so that a run indicates drift of only one
-       type. The remaining groups are tested again. A group without remaining runs has no row.
+    2. If it drifts, its runs are removed from all groups. A run therefore counts for at most one
+       drifting group. The remaining groups are tested again.
 
-    A group in `before` still drifts if at least half of its recent runs are outside their
-    intervals. The start of its drift does not change.
+    A group without remaining runs has no row. A group in `before` still drifts if at least half of
+    its recent runs are outside their intervals. The start of its drift does not change.
 
     scored: the recent runs with their measured and predicted step times (see `recent`).
     before: {group that drifts so far: start of its drift}.

@@ -67,16 +67,15 @@ def judge(
     """Return a row of the table raw_ledger for each published choice that was measured later.
 
     A publication ranks setups for each goal of a workload on a provider. The setup of rank 1 is the
-    choice, and the setups of the following ranks are its rivals. If several publications have the
-    same choice for a goal in the same market, a run counts only for the newest publication before
-    the run.
+    choice, and the setups of the following ranks are its rivals. Several publications can have the
+    same choice for the same goal and market. A run then counts only for the last of these
+    publications before the run.
 
     Args:
         promises: rows of the mart `promises`: the published setups with rank and predictions.
         runs: measured runs.
         workloads: a row per workload, with columns workload, gradient_bytes and checkpoint_bytes.
-        devices: {instance type: number of devices}, for rows without a `layout`. The layout is the
-            number of devices used on each machine, such as `4+4+2`.
+        devices: {instance type: number of devices}. Rows without a `layout` use all devices.
         conditions: start-up, checkpoint and interruption models.
         overshoot_price: the price of exceeding a limit (see `planner/choice_rule.py`).
     """

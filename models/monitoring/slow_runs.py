@@ -3,19 +3,23 @@
 The first of these causes that applies is named:
 
     host      CPU steal: the hypervisor withheld at least a tenth of the CPU time that was needed
-    speed     the reference computation around the run was slower than usual
+    speed     a reference computation before and after the steps was slower than usual
     machine   one machine computes longer per step than equal machines do
-    link      at least half of the excess step time is excess communication
+    link      slow communication explains at least half of the delay (formula below)
     input     making batches takes at least a third of the step
     compute   in all other cases: all machines compute more slowly than predicted
 
-An excess is a measured value minus the predicted value. Communication is the time per step in which
-ranks wait for data from other ranks and do not compute. The column `sync_s` has the measured
-seconds, and `exposed_communication_s` has the predicted seconds.
+The formula for the cause `link` is:
 
-The reference computation is always the same, and runs before and after the steps. Its duration
-shows how fast the machine is. In data-parallel training, the steps of all ranks end at the same
-time. Step times therefore do not show which rank is slow.
+    sync_s - exposed_communication_s >= (measured step time - predicted step time) / 2
+
+`sync_s` is the measured time per step in which ranks wait for data from other ranks and do not
+compute. `exposed_communication_s` is the predicted time.
+
+The reference computation is always the same. Its duration shows how fast the machine is.
+
+In data-parallel training, the steps of all ranks end at the same time. The cause `machine` is
+therefore found from compute times, not from step times.
 """
 
 from collections.abc import Mapping
@@ -50,8 +54,8 @@ def alarms(
         predicted: a row for each row of `runs`, in the same order, with columns step_s, step_high_s
             and exposed_communication_s (seconds of communication that computation does not hide).
         input_share: {(workload, instance type): the share of a step that making batches took in a
-            profile}. It is not used for runs with a data loader (`loader_workers` is known), whose
-            column `input_s` has the measured seconds.
+            profile}. If a run used a data loader (`loader_workers` is known), the share is
+            calculated from its measured `input_s` instead.
     """
     found = []
     for run, expected in zip(rows_of(runs), rows_of(predicted), strict=True):

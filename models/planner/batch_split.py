@@ -113,10 +113,12 @@ def _even_out(
 ) -> None:
     """Move samples from small to large machines, as long as this shortens the step.
 
-    `split_groups` gives each machine one sample per device at a time. The last samples may be too
-    few for a large machine. Small machines then get them, and may become the slowest. A move takes
-    samples from small machines, and gives one sample to each device of a large machine. The large
-    machine has a multiple of the devices of a small machine.
+    A large machine has more devices than a small machine. `split_groups` gives a machine one sample
+    per device at a time. If fewer samples are left than a large machine has devices, small machines
+    get them. The small machines may then be the slowest.
+
+    A move takes samples from small machines, and gives one sample to each device of a large
+    machine. It is possible only if the large machine has a multiple of the small machine's devices.
 
     samples: (clusters, types) the split, changed in place: samples per device, summed over the
         machines of the type.
@@ -170,8 +172,8 @@ class BatchSplits:
         total: (splits,) global batches.
         steps: (splits,) numbers of accumulation steps.
         obstacle: (clusters,) the reason why a cluster has no split, as a position in OBSTACLES; -1
-            if the cluster has splits. If the reasons of the modes differ, the reason that comes
-            last in OBSTACLES counts.
+            if the cluster has splits. If the modes have different reasons, the highest position
+            is stored.
     """
 
     workload: str

@@ -64,8 +64,7 @@ class Candidates:
         usd_per_hour             price of all machines with storage and other costs; NaN if unknown
         start_usd                cost of the data that all machines download when the job starts
 
-    Some candidates have clusters that cannot be launched. The method `setups` skips them if it has
-    the check `fits`.
+    Some candidates have clusters that cannot be launched. `setups(rows, fits)` skips them.
 
     - `splits`: the batch splits, which say how many samples each device gets
     - `zones`: for each market and zone, the offers as {instance type: offer}
@@ -182,8 +181,8 @@ def without_beaten_zones(offers: Sequence[Offer]) -> list[Offer]:
     For each market and instance type, one or two offers are winners: the offer with the lowest
     price per hour, and the offer with the cheapest downloads at the start. In each market, the four
     zones with the most winners (MOST_ZONES) keep all their offers. The remaining zones keep only
-    their winners. Interruption rates are not compared, because the published rates differ too
-    little to outweigh a price.
+    their winners. Published interruption rates are not compared. They differ so little that prices
+    matter more.
     """
     by_price = sorted(
         offers, key=lambda offer: (price_or_inf(offer), offer.start_usd, zone_of(offer))

@@ -60,12 +60,13 @@ def compared(
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.
 
-    The text is about strategies that the cluster supports. Precision and switches are those of the
-    setup.
+    Only modes with the precision and switches of the setup are considered. The cluster must support
+    the mode.
 
-    - For each strategy in `vetoes`, the text gives the reason of the veto.
-    - For each strategy that must be faster than DDP (`Mode.must_be_faster`), the text says if it is
-      reliably faster. The workload and the cluster must support both the strategy and DDP.
+    - For each mode in `vetoes`, the text gives the reason of the veto.
+    - For each mode of the workload that must be faster than DDP (`Mode.must_be_faster`), the text
+      says if it is reliably faster. If the workload or the cluster does not support DDP, the text
+      does not make this comparison.
     """
     reasons: list[list[str]] = []
     rivals: list[tuple[int, Setup]] = []  # with positions in `setups`

@@ -31,7 +31,7 @@ def amount(value: float, what: str, *, up: bool = False) -> str:
     The text has at least two decimals and three significant digits.
 
     what: the unit of `value`, "hours" or "usd".
-    up: if True, round up. A limit that the user sets to the text is then not below `value`.
+    up: if True, round up. A suggested limit is rounded up, so that `value` does not exceed it.
     """
     scale, shown = 1.0, "${}"
     if what == "hours":

@@ -19,8 +19,8 @@ correlated. A Student's t test on the differences within the pairs decides if `l
 below `allowed`. There is no verdict in these cases:
 
 - The number of pairs is below four (LEAST_PAIRS).
-- A run has fewer than eight windows (LEAST_WINDOWS). If the strategy diverged, only DDP's runs
-  count.
+- A run has fewer than eight windows (LEAST_WINDOWS). If the strategy diverged, its runs may have
+  fewer windows.
 - DDP diverged.
 - The difference between `loss` and `allowed` is not significant (one-sided, 95 %).
 - DDP learns too little: the decrease `first - dense` is not above the spread of DDP's last losses.

@@ -181,11 +181,12 @@ def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list
 def _that_fit(
     found: Candidates, goals: Sequence[Goal], supply: Supply
 ) -> tuple[Candidates, IntArray]:
-    """Return the remaining candidates, and the positions of the best 2,000 (LOOKED) among them.
+    """Select the best 2,000 candidates (LOOKED), and drop those that cannot be launched.
 
-    The best 2,000 can all be launched. `supply.fits` checks if a cluster can be launched. Only the
-    clusters of the best candidates are checked. Candidates whose cluster fails the check are
-    dropped, and the best candidates are selected again, until all of them pass.
+    `supply.fits` checks if the clusters of the selected candidates can be launched. Candidates
+    whose cluster fails the check are dropped. Selection is repeated until no cluster fails.
+
+    Returns all candidates that were not dropped, and the positions of the selected candidates.
 
     found: all candidates, with hours and dollars that the step-time formula estimates.
     """
@@ -213,15 +214,15 @@ def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
     are more, the result combines the following lists:
 
     1. the candidates that are nearest to the Pareto frontier of hours and dollars
-    2. for each goal, the candidates with the lowest loss. The loss depends on the standard
-       deviation of log hours and log dollars, which is not known yet. There is a list for each of
-       several assumed values (_SPREADS).
+    2. for each goal, the candidates with the lowest loss. If the goal has a limit, the loss depends
+       on the standard deviation of log hours or log dollars, which is not known yet. There is then
+       one list for each of several assumed standard deviations (_SPREADS).
     3. for each goal with a limit, the near misses, which explanations mention. A near miss exceeds
        the limit, but has a better objective than every candidate that keeps the limit.
     4. for each goal and kind of device, the candidate with the lowest loss, and the candidate that
        uses the least hours or dollars
 
-    Lists 1 to 3 have at most two candidates with the same cluster and mode.
+    Each of lists 1 to 3 has at most two candidates with the same cluster and mode.
     """
     by = {name: found.column(name) for name in ("hours", "usd")}
     usable = np.flatnonzero(np.isfinite(by["hours"]))
@@ -249,10 +250,9 @@ def shortlist(found: Candidates, goals: Sequence[Goal], count: int) -> IntArray:
 
 
 def _first(score: FloatArray, group: IntArray, count: int) -> IntArray:
-    """Return the positions of the `count` lowest finite scores, the lowest first.
+    """Return the positions of the lowest finite scores, the lowest first.
 
-    At most two positions of a group are returned. `group` has the number of the group of each
-    score.
+    At most `count` positions are returned, and at most two with the same value in `group`.
     """
     left: IntArray = np.flatnonzero(np.isfinite(score))
     if len(left) > 8 * count:

@@ -18,8 +18,8 @@ P follow from measurements of T(1) and T(m), where m is the largest measured num
 
     O = (m T(m) - T(1)) / (m - 1),   P = T(1) - O
 
-If no run measured a global batch, its step time is estimated from steps with a smaller batch. A
-step is assumed to consist of k micro-steps with b samples per unit:
+If the step time with a global batch was not measured, it is estimated from steps with a smaller
+batch. The step is assumed to consist of k micro-steps with b samples per unit:
 
     on one unit        k C
     on several units   (k - 1) C + D
