@@ -135,9 +135,9 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
             rows.append(kind.model_validate(stated))
         except ValidationError as error:
             problems += [
-                f"line {texts['place']}, column {fault['loc'][0]}: {texts.get(str(fault['loc'][0]))!r}:"
-                f" {fault['msg'].removeprefix('Value error, ')}"
-                for fault in error.errors(include_url=False)
+                f"line {texts['place']}, column {each['loc'][0]}:"
+                f" {texts.get(str(each['loc'][0]))!r}: {each['msg'].removeprefix('Value error, ')}"
+                for each in error.errors(include_url=False)
             ]
     counts = Counter(getattr(row, key) for row in rows)
     problems += [f"column {key}: {name!r} is repeated" for name, n in counts.items() if n > 1]

@@ -52,8 +52,9 @@ class Experience:
 def experience_of(workspace: Workspace) -> Experience:
     """Return models fitted to the launches in the warehouse, or priors if there are no launches.
 
-    For local hosts, no model of interruptions and refusals is fitted. srift.toml states the rate of
-    interruptions, and local hosts are refused only if they do not fit on this computer.
+    For local hosts, interruptions and refused launches are not modelled. srift.toml sets the rate
+    of interruptions. A launch of local hosts is refused only if the hosts do not fit on this
+    computer.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
     seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market

@@ -68,8 +68,8 @@ def _store(
 def drifting_types(workspace: Workspace) -> dict[str, datetime]:
     """Return {drifting instance type: time of its newest run that was tested for drift}.
 
-    A type is drifting if too many of its new runs lie outside their predicted intervals. Campaigns
-    ignore the type's runs up to the returned time, and repeat them.
+    A type is drifting if too many of its new runs lie outside their predicted intervals. When
+    Srift plans new runs, it ignores the type's training runs up to the returned time.
     """
     drifting = workspace.mart("drift", drifting=True)
     newest = drifting.groupby("instance_type")["newest_measured_at"].max()

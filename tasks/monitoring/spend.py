@@ -1,4 +1,4 @@
-"""Report the dollars of leases, both ended and running. A lease is the record of a launch."""
+"""Report the cost of ended and running launches. A lease is the file that records a launch."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,17 +11,18 @@ _MOST_DAYS = 36_500  # a century; Python's dates do not reach a million days bac
 
 
 def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, Any]:
-    """Return the dollars of leases, grouped by `by`. A lease is the record of a launch.
+    """Return the cost of launches in dollars. A lease is the file that records a launch.
 
-    by: a key of `warehouse.reads.SPEND_BY`, such as "workload" or "day" (in UTC).
+    by: how to group ended launches: a key of `warehouse.reads.SPEND_BY`, such as "workload" or
+        "day" (in UTC).
     days: count only leases that ended within this number of days; None counts all ended leases.
 
     Keys of the result:
 
-        rows: a row per group. `usd` is None if a price is unknown. The runs of a launch share its
-            dollars equally.
+        rows: a row per group. `usd` is None if a price is unknown. The cost of a launch is divided
+            equally among its runs.
         total: the sum over all groups.
-        held: the leases that have not ended.
+        held: the leases that have not ended, with their cost until now.
         unreadable: a sentence for each lease that cannot be read.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)

@@ -71,9 +71,9 @@ def status_of(provider: str) -> dict[str, Any]:
 def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
     """Return facts about the provider's published table, and sentences about stale contents.
 
-    The facts are the number of rows, the model version, and three ages in hours: of the table, its
-    newest prices and its newest measurements. The facts are None if the table cannot be read, or
-    has no row of the provider.
+    The facts are the number of rows, the model version, and the ages in hours of the table, its
+    newest prices and its newest measurements. If the table cannot be read, or has no row of the
+    provider, None is returned in place of the facts.
     """
     try:
         frame = read_published(workspace.published)

@@ -4,10 +4,12 @@ The controller is the process that launched the machine. Agent and controller ex
 a folder, the mailbox. The agent writes the machine's address once, and a heartbeat every second.
 The agent never imports torch.
 
-An attempt is one start of torchrun on the machines of a plan. Attempts are numbered from 1. When
-attempt 1 ends, the agent writes `finished-1.json` and waits for a plan with a higher attempt
-number. The agent exits when `done.json` appears in the mailbox, at its deadline, or on SIGTERM.
-Before the exit, it kills all its descendant processes.
+A plan lists the runs that the machines of a launch measure. An attempt is one start of torchrun for
+a plan. Attempts are numbered from 1. When attempt 1 ends, the agent writes `finished-1.json` and
+waits for a plan with a higher attempt number.
+
+The agent exits when `done.json` appears in the mailbox, at its deadline, or on SIGTERM. Before the
+exit, it kills all its descendant processes.
 """
 
 import argparse

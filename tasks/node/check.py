@@ -11,9 +11,9 @@ file ANSWER. Keys of the object:
 
 The list has one dictionary per precision, with the keys that the function `checked` documents.
 
-Strategies that should train exactly like ddp are also compared with ddp, in fp32. The comparisons'
-error messages are stored as the `problem` of the first dictionary that has no other problem. Its
-`notes` say which strategies could not be compared.
+Strategies that should train exactly like ddp are also compared with ddp, in fp32. If a comparison
+fails, its error message becomes the `problem` of the first dictionary whose `problem` is empty. Its
+`notes` name the strategies that could not be compared.
 """
 
 import json
@@ -99,7 +99,8 @@ def compared(
     raises RuntimeError. In the last two cases, this function adds the reason to `notes`.
 
     batch: the workload's samples per step. Each rank trains with min(batch, 2) samples per step.
-    precision: a precision that the strategy must support. The check itself trains in fp32.
+    precision: a precision of the workload. The result is an error message if the strategy does not
+        support this precision.
     """
     ranks = next(count for count in (2, 4, 8) if fits(name, [1] * count))
     item = Item(

@@ -71,8 +71,8 @@ def files_of(listed: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, Mapp
     listed: entries of S3's list of the objects below `prefix`. Objects that represent a folder are
         left out.
 
-    Raises ValueError if a key cannot be a file name, for example because it contains "..", or if
-    reading an object costs more than the caps count.
+    Raises ValueError if S3 charges extra for reading an object, because of its storage class. Also
+    raises ValueError if a key cannot be a file name, for example because it contains "..".
     """
     found: dict[str, Mapping[str, Any]] = {}
     for each in listed:

@@ -10,8 +10,8 @@ The file has three parts:
     samples  pickles, one after another
 
 A process holds a lock while it appends a sample, and writes the index entry last. A half-written
-sample therefore has no entry. A damaged sample does not match its checksum in the index. Such
-samples are read from the dataset again.
+sample therefore has no entry. A damaged sample does not match its checksum in the index. Samples
+without an entry and damaged samples are read from the dataset again.
 """
 
 import ctypes
@@ -132,11 +132,11 @@ class Cached(Dataset[Any]):
         return sample
 
     def begin_share(self, share: float) -> None:
-        """Replace the cache by an empty cache in memory, for a fraction of the dataset's samples.
+        """Replace the cache by an empty cache in memory, with a new size limit.
 
-        Srift times steps with only the fraction `share` of the samples. The new size limit is
-        `share` times the original limit. If 30 % of all samples fit into the original cache, then
-        30 % of Srift's samples fit into the new cache.
+        The new limit is `share` times the original limit. To time steps, Srift loads only the
+        fraction `share` of the dataset's samples. If the original cache has room for 30 % of all
+        samples, then the new cache has room for 30 % of the loaded samples.
         """
         # In memory even with a folder, because so few samples would stay in the page cache anyway.
         room = self.memory_gib * _GIB

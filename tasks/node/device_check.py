@@ -34,9 +34,10 @@ _PROFILE = re.compile(r"\d+[abcq]$|mig$")  # a virtual device in torch's name ("
 def is_named(expected: str, name: str) -> bool:
     """Return True if `name`, torch's name of a device, matches `expected`, the provider's name.
 
-    `name` must contain every word of `expected` as a whole word, except a fraction at the end. For
-    example, "NVIDIA A100-SXM4-40GB" matches "A100", but not "A10". The virtual GPU "NVIDIA
-    L4-3Q" matches "L4 1/8", but not "L4". Every name matches ANY.
+    Every word of `expected` must be a word of `name`. For example, "NVIDIA A100-SXM4-40GB" matches
+    "A100", but not "A10". A virtual GPU matches only if `expected` ends with a fraction. For
+    example, "NVIDIA L4-3Q" matches "L4 1/8", but not "L4". The fraction itself need not be in
+    `name`. Every name matches ANY.
     """
     if expected == ANY:
         return True

@@ -126,8 +126,8 @@ class ElasticRun(Worker):
     def train(self, built: LoadedWorkload) -> dict[str, Any]:
         """Restore the newest checkpoint, and train to the last step.
 
-        Returns the values for the run's record on the leader, and {} on the other ranks. Raises
-        FloatingPointError if the loss at a checkpoint is not finite.
+        The leader returns the values for the run's record. The other ranks return {}. The leader
+        raises FloatingPointError if the loss at a checkpoint is not finite.
         """
         item, nodes = self.item, of_ranks(self.node, dist.group.WORLD)
         global_batch = item.accumulation_steps * sum(item.batch_by_rank)

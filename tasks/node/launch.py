@@ -1,10 +1,13 @@
 """Manage one rank of a torchrun launch: create groups, wait for other ranks, and write reports.
 
-An item is one measurement run of the plan. A node runs its items one after another, even if the
-items use different devices. Different nodes run single-node items at the same time, because these
-items use no network. A multi-node item runs alone. All earlier items end before the multi-node item
-starts, and later items wait for its end. When an item ends, its first rank sets a key in the
-shared TCPStore. The key is the item's `run_id`. Ranks wait for this key without using CPU time.
+An item is one measurement run of the plan. The items run in these orders:
+
+- A node runs its items one after another, even if the items use different devices.
+- Different nodes run single-node items at the same time, because these items use no network.
+- A multi-node item starts after all earlier items have ended. Later items start after it has ended.
+
+When an item ends, its first rank stores the item's `run_id` as a key in torchrun's TCPStore. Other
+ranks wait for this key without using CPU time.
 """
 
 import json
@@ -48,8 +51,8 @@ class Worker:
     """A worker process of torchrun, which runs the plan on one device of a machine.
 
     reports: True for the first rank of a node, which writes armed-<attempt>.json and progress.json.
-    devices: {node: the kind of device that the node uses}, for records. A Worker lists its own
-        device for every node. The subclass Launch gathers the actual kinds.
+    devices: {node: the kind of device that the node uses}. A Worker assumes that all nodes use the
+        same kind of device as this rank. The subclass Launch gathers the kinds from all ranks.
     """
 
     def __init__(self) -> None:
@@ -143,9 +146,9 @@ class Launch(Worker):
     written: names of the workloads for which this rank has timed a checkpoint.
     compared: {workload, strategy, precision and ranks: why the losses were not compared with ddp's;
         "" if they are equal}. A key is a string such as "mlp zero1 fp32 (0, 1)".
-    order: the nodes in the order of the all-reduce ring. Empty means ascending order.
+    order: the nodes in the order of the all-reduce ring; [] means ascending order.
     pairs: the measured links between nodes (see probe.pairs). Only the first rank of each node has
-        them. Empty if the plan does not request the measurement, or torch is older than 2.13.
+        them. {} if the plan does not request the measurement, or if torch is older than 2.13.
     """
 
     def __init__(self) -> None:

@@ -7,10 +7,11 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 - An iterable dataset starts again when it ends.
 - An incomplete last batch is dropped.
 
-Some datasets have a sample cache (data_cache.py). In a user's training, the first epoch fills the
-cache. Srift times steps with a full cache. To fill the cache quickly, the loader reads only a few
-samples, for example 1 % of the dataset. All batches are drawn from these samples. The cache's size
-limit is also reduced to 1 %, so that the same fraction of the samples is cached.
+Some datasets have a sample cache (data_cache.py). Srift times steps as in later epochs, when the
+cache is already filled. To fill the cache quickly, the loader reads only a few samples, for example
+1 % of the dataset. All batches are drawn from these samples. The size limit of the cache is then
+also 1 % of the user's limit. The cache therefore has room for the same fraction of the samples as
+in the user's training.
 """
 
 import os
@@ -223,10 +224,11 @@ def _caches(dataset: Any) -> Iterator[Any]:
 
 
 def sizes(data: Any) -> set[int]:
-    """Return the candidates for the number of samples in `data`.
+    """Return the sizes of all tensor dimensions, and the lengths of all lists, tuples and mappings.
 
-    The candidates are the sizes of all tensor dimensions, and the lengths of all lists, tuples and
-    mappings. `data` is the inputs or the target of a batch.
+    If `data` has n samples, n is one of these numbers.
+
+    data: the inputs or the target of a batch.
     """
     if isinstance(data, Tensor):
         return set(data.shape)

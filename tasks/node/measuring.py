@@ -48,14 +48,12 @@ class Patience:
     of the CPU time was stolen on any machine. When no time is left, every block is accepted.
 
     left_s: seconds left for repetitions.
-    taken: stolen CPU time in clock ticks, summed over accepted blocks.
-    wanted: stolen plus used CPU time in clock ticks, summed over accepted blocks.
+    taken: stolen CPU ticks, summed over accepted blocks. If a block ran on several machines, only
+        the machine with the largest stolen fraction counts.
+    wanted: used plus stolen CPU ticks of the same machines, summed over the same blocks.
     reference: the fixed computation that is timed before and after each block.
-    references: for each accepted block, a list with one time per rank, in seconds. Each time is the
-        mean of two timings of `reference`: before and after the block.
-
-    If a block runs on several machines, `taken` and `wanted` count only the machine with the
-    largest stolen fraction.
+    references: for each accepted block, a list with the seconds of `reference` on each rank. Each
+        value is the mean of the times before and after the block.
     """
 
     left_s: float = 0.0
@@ -83,11 +81,10 @@ class Patience:
         `used` lists the number of devices of each machine. The result is empty if no block was
         accepted. Otherwise, it has these keys:
 
-        reference_s: a list with the seconds on each machine. Each entry is the median over blocks
-            on the slowest device of the machine.
+        reference_s: for each machine, the seconds on its slowest device (median over blocks).
         reference_blocks: the number of accepted blocks.
-        reference_spread: the relative variation between blocks. It is the root mean square, over
-            devices, of (standard deviation over blocks) / (median over blocks).
+        reference_spread: the relative variation between blocks. Each device's standard deviation
+            over blocks is divided by its median. The value is the root mean square of these ratios.
         """
         by_rank = list(zip(*self.references, strict=True))
         if not by_rank:

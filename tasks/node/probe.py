@@ -64,15 +64,15 @@ def _all_reduce_s(message: torch.Tensor, group: dist.ProcessGroup, *, repeats: i
 def pairs(group: dist.ProcessGroup) -> dict[str, Any]:
     """Measure the links between the n ranks of a gloo `group`, which has one rank per machine.
 
-    Every rank of `group` must call this function. All links are measured SWEEPS times. The result
-    has these keys. Each value is a list with one element per measurement.
+    Every rank of `group` must call this function. Each measurement is repeated SWEEPS times. The
+    result has these keys, and each value is a list with one element per repeat:
 
-    latency_s: a list of (n, n) matrices. Entry (i, j) is the time in seconds in which ranks i and j
-        send each other one byte.
-    byte_s: a list of (n, n) matrices. Entry (i, j) is the additional time in seconds for each byte
-        of a longer message.
-    sharing: a list of numbers, which show how much pairs of machines delay each other if they send
-        at the same time. 0 means not at all, and 1 means that all pairs share one link.
+    latency_s: (n, n) matrices. Entry (i, j) is the time in seconds in which ranks i and j send each
+        other one byte.
+    byte_s: (n, n) matrices. Entry (i, j) is the additional time in seconds for each byte of a
+        longer message.
+    sharing: numbers from 0 to 1. 0 means that pairs of machines do not delay each other if they
+        send at the same time. 1 means that all pairs share one link.
     """
     links = _Links(group)
     sweeps = torch.stack([links.sweep() for _ in range(SWEEPS)])

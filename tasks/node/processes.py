@@ -24,7 +24,7 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent() -> None:
     """Make the kernel kill this process when its parent ends.
 
-    Call this function after any change of the process's user, which clears the setting.
+    Call this function after the process has changed its user. The change clears the setting.
     """
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -82,8 +82,8 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
     input_s: seconds to make the batch, which are also part of `forward_s`.
     batch: the number of samples.
     peak_bytes: the peak memory.
-    loading: a list of (CPU seconds, seconds of waiting for storage) per sample, with one entry for
-        each repeat of the step.
+    loading: for each repeat of the step, a pair of (CPU seconds, seconds of waiting for storage).
+        Both are divided by the number of samples.
 
     Each of the four times is a mean over the middle half of the repeats, sorted by total time.
     """
@@ -148,7 +148,8 @@ def _repeats(clock_s: Callable[[], float], left_out: int, max_s: float) -> Itera
     """Yield the indices 0, 1, 2, ... of a measurement's repeats.
 
     The first `left_out` repeats are a warm-up. At least _MIN_REPEATS and at most _MAX_REPEATS
-    repeats follow. Between these limits, the repeats end after `max_s` seconds.
+    repeats follow. After _MIN_REPEATS, no repeat starts more than `max_s` seconds after the first
+    repeat of the warm-up.
 
     clock_s: a function that waits for the device and returns the current time in seconds.
     """

@@ -124,9 +124,7 @@ class Delivery:
             self.sent[name] = body
 
     def _round(self, outbox: Outbox) -> None:
-        """Upload changed files. After `next_at`, also download files and check for a notice.
-
-        The next download and check follow after at least _EVERY_S seconds.
+        """Upload changed files. Every _EVERY_S seconds, also download files and check for a notice.
 
         Errors of S3, network and disk are printed, not raised.
         """

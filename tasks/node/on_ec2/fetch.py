@@ -73,8 +73,8 @@ class Fetcher:
         Objects are first downloaded into the folder `<digest>.part`. After the last download, this
         folder is renamed to `<digest>`.
 
-        Raises ValueError if there are no objects, if they exceed the disk or the limits of
-        `download`, or if `files_of` refuses them. Also raises OSError and the errors of boto3.
+        Raises ValueError if there are no objects, or if they exceed the free disk space or the
+        limits in `download`. Also raises OSError and the errors of `files_of` and boto3.
         """
         bucket, _, prefix = download.address.removeprefix(S3).partition("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -90,8 +90,8 @@ class Fetcher:
             )
         if size > download.most_bytes or len(files) > download.most_files:
             raise ValueError(  # the caps on dollars count no more than the limits
-                f"the address has grown to {size} bytes in {len(files)} objects, but this launch"
-                f" may download {download.most_bytes} bytes in {download.most_files} objects:"
+                f"there are now {size} bytes in {len(files)} objects, but this launch may download"
+                f" only {download.most_bytes} bytes in {download.most_files} objects:"
                 " refresh again"
             )
         folder = folder_of(self.mailbox, digest)

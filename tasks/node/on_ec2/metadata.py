@@ -25,10 +25,9 @@ class Metadata:
     def ask(self, method: str, path: str, header: str, value: str) -> str:
         """Send one request to `latest/<path>`, and return the body of the response.
 
-        The request has one header, whose name is "X-aws-ec2-metadata-token" + `header`.
-
         method: the HTTP method.
-        header: "-ttl-seconds" to create a token, or "" to send a token.
+        header: the end of the header's name, after "X-aws-ec2-metadata-token". It is "-ttl-seconds"
+            in a request for a new token, and "" in a request that sends a token.
         value: the header's value: the new token's lifetime in seconds, or the token to send.
 
         Raises OSError (for example HTTPError) or HTTPException if the request fails.

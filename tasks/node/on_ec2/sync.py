@@ -101,8 +101,8 @@ class Outbox:
     sent: {file name: (inode, modification time, size) of the file at its last upload}.
     due_at: {file name: earliest value of time.monotonic() for the next upload}.
     budget: the number of uploads that the rate limit permitted at the time `budget_at`.
-    budget_at: the value of time.monotonic() at the last update of `budget`. The default fills the
-        budget at the first upload.
+    budget_at: the value of time.monotonic() at the last update of `budget`. It is -inf at first, so
+        that the first upload starts with the full budget.
     """
 
     folder: Path
@@ -137,9 +137,10 @@ class Outbox:
             raise first_error
 
     def waiting(self) -> list[str]:
-        """Return the names of new and changed files: first records, then other files, then logs.
+        """Return the names of the files to upload: first records, then other files, then logs.
 
-        A record is uploaded only once, so a changed record is left out.
+        The list has new records, and other files that are new or changed. Records that changed
+        after their upload are not uploaded again.
         """
         # records and other files have separate limits, so that other files cannot block records
         count, found = Counter(map(_is_record, self.due_at)), []
@@ -173,9 +174,10 @@ class Outbox:
         return allowed
 
     def _upload(self, name: str) -> None:
-        """Upload a file. Of a long log, upload only the last _LARGEST_BYTES bytes.
+        """Upload a file of at most _LARGEST_BYTES bytes.
 
-        If a file that is not a log is too large, upload `refused.json` with the reason instead.
+        If a log is larger, only its last _LARGEST_BYTES bytes are uploaded. If any other file is
+        larger, `refused.json` is uploaded instead, with the reason.
         """
         read = self._read(name)
         if read is None:  # the file is gone, or is no longer a regular file of the owner
