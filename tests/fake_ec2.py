@@ -210,7 +210,9 @@ class FakeAws:
         market = words["TargetCapacitySpecification"]["DefaultTargetCapacityType"]
         options = words["SpotOptions" if market == "spot" else "OnDemandOptions"]
         assert options["SingleAvailabilityZone"] and options["SingleInstanceType"]
-        places = {self.account.zone_of(one["SubnetId"]): one for one in config["Overrides"]}
+        places = {
+            self.account.zone_of(override["SubnetId"]): override for override in config["Overrides"]
+        }
         codes = []
         for zone in sorted(places, key=lambda zone: self.account.spot[zone]):
             override, count = places[zone], options["MinTargetCapacity"]
@@ -227,7 +229,10 @@ class FakeAws:
         return [], codes
 
     def _launch(self, region, zone, market, name, count, request):
-        tagged = {one["ResourceType"]: one["Tags"] for one in request["TagSpecifications"]}
+        tagged = {
+            specification["ResourceType"]: specification["Tags"]
+            for specification in request["TagSpecifications"]
+        }
         ids = []
         for place in range(count):
             number = len(self.instances) + 1
@@ -249,9 +254,9 @@ class FakeAws:
     def _describe_instances(self, *, region, now, Filters, **_):
         shown = now - timedelta(seconds=self.lag_s)
         described = [
-            one.described(now)
-            for one in self.instances.values()
-            if one.region == region and one.launched_at <= shown
+            machine.described(now)
+            for machine in self.instances.values()
+            if machine.region == region and machine.launched_at <= shown
         ]
         found = [instance for instance in described if matches(instance, Filters)]
         return {"Reservations": [{"Instances": found}]}

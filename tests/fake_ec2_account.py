@@ -77,7 +77,9 @@ class Account:
     """
 
     usd: Mapping = field(
-        default_factory=lambda: {one: dict.fromkeys(OFFERED, ON_DEMAND_USD) for one in REGIONS}
+        default_factory=lambda: {
+            region: dict.fromkeys(OFFERED, ON_DEMAND_USD) for region in REGIONS
+        }
     )
     spot: dict = field(
         default_factory=lambda: {f"{r}{z}": usd for r in REGIONS for z, usd in SPOT_USD.items()}
@@ -100,7 +102,7 @@ class Account:
             {"SubnetId": name, "AvailabilityZone": zone, "VpcId": "vpc-1", "Tags": tags}
             for name, zone in zones.items()
         ]
-        return {"Subnets": [one for one in found if matches(one, Filters)]}
+        return {"Subnets": [resource for resource in found if matches(resource, Filters)]}
 
     def describe_instance_types(self, *, region, InstanceTypes=None, NextToken="0", **_):
         rows = [INSTANCE_TYPES[name] for name in InstanceTypes or self.usd.get(region, ())]

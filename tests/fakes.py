@@ -40,7 +40,7 @@ def job_of(items, count=2, **changes):
         "cluster": Cluster.of((count, offer())),
         "expected": (Devices(name=CPU, count=1),) * count,
         "items": tuple(items),
-        "run_setups": {one.run_id: setup(kind=one.kind) for one in items},
+        "run_setups": {item.run_id: setup(kind=item.kind) for item in items},
         "files": (),
         "seed": 1,
         "deadline_s": 60.0,

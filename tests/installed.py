@@ -84,17 +84,17 @@ class DescribedMachines(Provider):
             raise ProviderError(self.down)
         return [
             Offer(
-                instance_type=one,
+                instance_type=kind,
                 market=market,
                 zone="a",
                 region="here",
                 usd_per_hour=None
-                if one.name in self.unpriced
-                else USD[one.name] * (0.4 if market == "spot" else 1.0),
+                if kind.name in self.unpriced
+                else USD[kind.name] * (0.4 if market == "spot" else 1.0),
                 interruptions_per_hour=0.2 if market == "spot" else 0.0,
                 price_as_of=now,
             )
-            for one in self.instance_types()
+            for kind in self.instance_types()
             for market in ("on-demand", "spot")
         ]
 
@@ -168,7 +168,7 @@ def changed(here, section, **values):
 
 def digests():
     """Of the described types, by name."""
-    return {one.name: one.digest for one in DescribedMachines().instance_types()}
+    return {kind.name: kind.digest for kind in DescribedMachines().instance_types()}
 
 
 @cache

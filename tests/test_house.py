@@ -74,7 +74,7 @@ def test_every_module_and_data_file_is_installed():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for room in ROOMS:
         patterns = tools["package-data"].get(room, [])
-        installed = {path for one in patterns for path in (ROOT / room).glob(one)}
+        installed = {path for pattern in patterns for path in (ROOT / room).glob(pattern)}
         for path in (ROOT / room).rglob("*"):
             if path.suffix in (".sql", ".gz", ".jinja", ".csv", ".parquet"):
                 assert path in installed, name(path)

@@ -89,14 +89,18 @@ def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
 def _habitual(here: Workspace, habit: str, advised: Setup, offers: Sequence[Offer]) -> Setup:
     """The habit's choice at the same global batch and market."""
     market = advised.cluster.members[0].market
-    priced = [one for one in offers if one.market == market and one.usd_per_hour is not None]
+    priced = [
+        offer for offer in offers if offer.market == market and offer.usd_per_hour is not None
+    ]
     cheapest = min(priced, key=lambda offer: offer.total_usd_per_hour or 0.0)
     if habit == "fastest type":
         members = [max(priced, key=lambda offer: offer.instance_type.cores)]
     else:
         most = here.settings.campaign.max_hosts if habit == "most machines" else 1
         clusters = (Cluster(members=(cheapest,) * size) for size in range(most, 0, -1))
-        members = list(next(one for one in clusters if not here.provider.fits(one)).members)
+        members = list(
+            next(cluster for cluster in clusters if not here.provider.fits(cluster)).members
+        )
     return Setup(
         workload=advised.workload,
         cluster=Cluster(members=tuple(members)),
@@ -107,7 +111,9 @@ def _habitual(here: Workspace, habit: str, advised: Setup, offers: Sequence[Offe
 
 def measured_seconds(here: Workspace, asked: Sequence[Question]) -> dict[Setup, float]:
     """Measure each distinct setup, one launch a cluster; return seconds of a step."""
-    setups = list(dict.fromkeys(one for question in asked for one in question.answers.values()))
+    setups = list(
+        dict.fromkeys(answer for question in asked for answer in question.answers.values())
+    )
     by_cluster: dict[Cluster, list[Setup]] = {}
     for setup in setups:
         by_cluster.setdefault(setup.cluster, []).append(setup)
@@ -128,7 +134,9 @@ def measured_seconds(here: Workspace, asked: Sequence[Question]) -> dict[Setup, 
     columns = ["workload", "cluster", "batch_per_device", "accumulation_steps"]
     found = runs.groupby(columns)["step_s"].median().to_dict()
     rows = {setup: setup.row() for setup in setups}
-    return {one: found.get(tuple(rows[one][name] for name in columns), np.nan) for one in setups}
+    return {
+        setup: found.get(tuple(rows[setup][name] for name in columns), np.nan) for setup in setups
+    }
 
 
 def judge(

@@ -62,7 +62,7 @@ class Ground:
     @property
     def usd_per_hour(self) -> FloatArray:
         """(setups,) dollars an hour of the cluster."""
-        return np.array([one.cluster.total_usd_per_hour for one in self.setups], dtype=float)
+        return np.array([setup.cluster.total_usd_per_hour for setup in self.setups], dtype=float)
 
 
 def ground_of(runs: pd.DataFrame, workload: str) -> Ground:
@@ -208,7 +208,9 @@ class Ours(Sweep):
         """Places of the first launch of the list."""
         ground = self.ground
         places = {setup_key(setup): at for at, setup in enumerate(ground.setups)}
-        offers = {one.instance_type.name: one for s in ground.setups for one in s.cluster.members}
+        offers = {
+            offer.instance_type.name: offer for s in ground.setups for offer in s.cluster.members
+        }
         expected = np.exp(self.mean)
         fresh = pd.DataFrame(
             [
@@ -289,10 +291,10 @@ def measurement_of(setup: Setup, step_s: float) -> PlannedRun:
 
 def _together(clusters: Sequence[Cluster]) -> Cluster:
     """Return the smallest cluster that each of `clusters` is a part of."""
-    offers = {one.instance_type.name: one for cluster in clusters for one in cluster.members}
+    offers = {offer.instance_type.name: offer for cluster in clusters for offer in cluster.members}
     most: Counter[str] = Counter()
     for cluster in clusters:
-        most |= Counter(one.instance_type.name for one in cluster.members)
+        most |= Counter(offer.instance_type.name for offer in cluster.members)
     return Cluster(members=tuple(offers[name] for name in sorted(most.elements())))
 
 

@@ -66,7 +66,7 @@ class Contest:
 
     def goals(self, step_s: FloatArray) -> list[Goal]:
         """Deadlines and caps at SLACKS times the least; the last digit does not decide."""
-        hours, usd = (float(one.min()) * (1 + 1e-12) for one in self.costs(step_s))
+        hours, usd = (float(cost.min()) * (1 + 1e-12) for cost in self.costs(step_s))
         deadlines = [Goal(goal=DEADLINE, hours=slack * hours) for slack in SLACKS]
         return deadlines + [Goal(goal=CAP, usd=slack * usd) for slack in SLACKS]
 
@@ -109,7 +109,7 @@ def _by(*keys: Callable[[Setup], float]) -> Chooser:
     """Choose the least by `keys`, then the most devices."""
 
     def chosen(contest: Contest, goals: list[Goal]) -> list[int | None]:
-        values = [(*(key(one) for key in keys), -sum(one.layout)) for one in contest.setups]
+        values = [(*(key(setup) for key in keys), -sum(setup.layout)) for setup in contest.setups]
         return [min(range(len(values)), key=values.__getitem__)] * len(goals)
 
     return chosen

@@ -48,8 +48,8 @@ def rows_of(claims: Sequence[Claim], command: str, day: str, commit: str) -> str
     """Markdown table rows."""
     met = {True: "met", False: "**missed**", None: ""}
     cells = [
-        (one.claim, one.target, one.result, met[one.met], f"`{command}`", day, commit)
-        for one in claims
+        (claim.claim, claim.target, claim.result, met[claim.met], f"`{command}`", day, commit)
+        for claim in claims
     ]
     return "".join(f"|{'|'.join(row)}|\n" for row in cells)
 

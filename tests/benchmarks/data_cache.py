@@ -149,7 +149,7 @@ def trained(dataset: Dataset[Any], workers: int) -> dict[str, float]:
             before = time.perf_counter()
         seconds.append(time.perf_counter() - began)
         waits.append(fmean(waited[1:]) * _STEPS)  # workers begin an epoch with nothing
-    weights = sum(float(one.detach().double().abs().sum()) for one in model.parameters())
+    weights = sum(float(weight.detach().double().abs().sum()) for weight in model.parameters())
     later = {"later_s": median(seconds[1:]), "wait_s": median(waits[1:])}
     return {"first_s": seconds[0], "weights": weights} | later
 

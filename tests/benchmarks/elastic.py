@@ -212,7 +212,9 @@ def measure_steps(here: Workspace) -> None:
 
 def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") -> Cluster:
     """The first machine is on demand: the others meet there."""
-    offers = {one.market: one for one in current_offers(here) if one.instance_type.name == kind}
+    offers = {
+        offer.market: offer for offer in current_offers(here) if offer.instance_type.name == kind
+    }
     return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
@@ -304,11 +306,11 @@ def steps_made(body: dict[str, Any]) -> dict[Setting, list[float]]:
         micro, machines = start["micro_steps"], len(start["nodes"])
         setting = (body["workload"], machines, start["batches"][0] // micro, micro)
         step, before_unix = start["step"], start["began_unix"]
-        for one in body["checkpoints"]:
-            if start["began_unix"] < one["ended_unix"] <= end:
-                spent_s = one["ended_unix"] - one["seconds"] - before_unix
-                found.setdefault(setting, []).append(spent_s / (one["step"] - step))
-                step, before_unix = one["step"], one["ended_unix"]
+        for checkpoint in body["checkpoints"]:
+            if start["began_unix"] < checkpoint["ended_unix"] <= end:
+                spent_s = checkpoint["ended_unix"] - checkpoint["seconds"] - before_unix
+                found.setdefault(setting, []).append(spent_s / (checkpoint["step"] - step))
+                step, before_unix = checkpoint["step"], checkpoint["ended_unix"]
     return found
 
 

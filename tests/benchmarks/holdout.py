@@ -64,7 +64,9 @@ def _clusters_in_turn(
 ) -> list[Cluster]:
     """Clusters of two hosts or more: one of each size, uniform and mixed, in turn."""
     strata: dict[tuple[int, bool], list[Cluster]] = {}
-    by_cores = sorted(offers, key=lambda one: (-one.instance_type.cores, one.instance_type.name))
+    by_cores = sorted(
+        offers, key=lambda offer: (-offer.instance_type.cores, offer.instance_type.name)
+    )
     for size in range(2, max_hosts + 1):
         for members in combinations_with_replacement(by_cores, size):
             cluster = Cluster(members=members)
@@ -98,8 +100,8 @@ def _setups(
             continue
         mode = modes[int(random.integers(len(modes)))]
         total = round(float(fraction) * workload.global_batch_least)
-        batches = split_by_cores([one.cores for one in types], total)
-        identity = key(workload.name, [one.name for one in types], batches, mode)
+        batches = split_by_cores([kind.cores for kind in types], total)
+        identity = key(workload.name, [kind.name for kind in types], batches, mode)
         if identity not in seen:
             seen.add(identity)
             kept.append(Unseen(workload=workload.name, nodes=nodes, batches=batches, mode=mode))
@@ -107,8 +109,8 @@ def _setups(
 
 
 def _trains(types: Sequence[InstanceType], mode: Mode) -> bool:
-    several = sum(one.devices for one in types) > 1
-    return (several or not mode.sharded) and all(computes(one.device, mode) for one in types)
+    several = sum(kind.devices for kind in types) > 1
+    return (several or not mode.sharded) and all(computes(kind.device, mode) for kind in types)
 
 
 def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) -> pd.DataFrame:
@@ -154,7 +156,7 @@ def main(count: int = 110, seed: int = 2026, max_hosts: int = 4, write: Write = 
     known = [champion.model.as_measured(workload) for workload in here.measurable]
     drawn = draw(
         [workload for workload in known if workload.modes],
-        [one for one in current_offers(here) if one.market == "on-demand"],
+        [offer for offer in current_offers(here) if offer.market == "on-demand"],
         max_hosts=max_hosts,
         fits=here.provider.fits,
         measured=keys_of(data.runs),

@@ -120,7 +120,7 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
 
 def cluster_of(here: Workspace, name: str) -> Cluster:
     """On-demand machines by the cluster's name."""
-    offers = [one for one in current_offers(here) if one.market == "on-demand"]
+    offers = [offer for offer in current_offers(here) if offer.market == "on-demand"]
     by_type = {offer.instance_type.name: offer for offer in offers}
     counted = [part.split("x", 1) for part in name.split("+")]
     return Cluster.of(*((int(count), by_type[kind]) for count, kind in counted))

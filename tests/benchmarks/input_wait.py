@@ -105,7 +105,9 @@ def main(write: Write = False) -> None:
                 cluster = cluster_of(here, name)
                 nodes = tuple(range(len(cluster.members)))
                 batches = (BATCH,) * len(nodes)
-                items = [Unseen(workload=one, nodes=nodes, batches=batches) for one in LOADERS]
+                items = [
+                    Unseen(workload=loader, nodes=nodes, batches=batches) for loader in LOADERS
+                ]
                 launches.append(launch_of(cluster, items, "to judge input", item_s=ITEM_S))
             return measure_all(here, launches, trial)
 
@@ -122,7 +124,9 @@ def main(write: Write = False) -> None:
             for name in LOADERS
         )
         clusters = [cluster_of(here, f"1x{name}") for name in PROFILED]
-        measure_all(here, [launch_with(one, profiles, "profile") for one in clusters], "profiles")
+        measure_all(
+            here, [launch_with(cluster, profiles, "profile") for cluster in clusters], "profiles"
+        )
         measured(KNOWN, "known")
         model = fit(TrainingData(**training_frames(here.warehouse, "local")), seed=0)
         table = judged(model, measured(ASKED, "asked"))

@@ -113,8 +113,10 @@ def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -
 def main(write: Write = False) -> None:
     """Print errors by workload and strategy."""
     found = [measured(sized) for sized in SIZED]
-    profiles, runs = (pd.DataFrame([row for one in found for row in one[at]]) for at in (0, 1))
-    facts = pd.DataFrame([one[2] for one in found])
+    profiles, runs = (
+        pd.DataFrame([row for answer in found for row in answer[at]]) for at in (0, 1)
+    )
+    facts = pd.DataFrame([answer[2] for answer in found])
     error = 100 * (np.array(predicted(profiles, runs, facts)) / runs["peak_bytes"] - 1)
     runs = runs.assign(off=error.abs(), over=error, under=error < -5)
     for by in ("workload", "strategy"):

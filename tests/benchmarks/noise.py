@@ -50,7 +50,7 @@ def _deviation(middle: pd.Series[float] | float, values: pd.Series[float]) -> fl
 
 def measure(here: Workspace, *, launches: int, repeats: int, hosts: int) -> None:
     """Run every workload on one host and on `hosts`, `repeats` times in each launch."""
-    offers = [one for one in current_offers(here) if one.market == "on-demand"]
+    offers = [offer for offer in current_offers(here) if offer.market == "on-demand"]
     clusters = [Cluster(members=(offer,) * hosts) for offer in offers]
     fitting = [cluster for cluster in clusters if not here.provider.fits(cluster)]
     cluster = min(fitting, key=lambda one: one.name)

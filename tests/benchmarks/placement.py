@@ -58,20 +58,20 @@ class Network:
     def seconds_of(self, rounds: Sequence[Round], orders: IntArray) -> FloatArray:
         """(m,) seconds of `rounds` in each of `orders` (m, n)."""
         total = np.zeros(len(orders))
-        for one in rounds:
-            sending, receiving = zip(*one.places, strict=True)
+        for phase in rounds:
+            sending, receiving = zip(*phase.places, strict=True)
             source, target = orders[:, list(sending)], orders[:, list(receiving)]
-            pair_s = self.latency_s[source, target] + one.bytes / self.rate[source, target]
+            pair_s = self.latency_s[source, target] + phase.bytes / self.rate[source, target]
             round_s = pair_s.max(axis=1)
             if np.isfinite(self.uplink):
-                exchanged = len(one.places) < orders.shape[1]  # both ways are in use
+                exchanged = len(phase.places) < orders.shape[1]  # both ways are in use
                 racks = self.rack[source], self.rack[target]
                 for rack in np.unique(self.rack):
                     out = ((racks[0] == rack) & (racks[1] != rack)).sum(axis=1)
                     back = ((racks[0] != rack) & (racks[1] == rack)).sum(axis=1)
                     most = out + back if exchanged else np.maximum(out, back)
-                    round_s = np.maximum(round_s, most * one.bytes / self.uplink)
-            total += one.times * round_s
+                    round_s = np.maximum(round_s, most * phase.bytes / self.uplink)
+            total += phase.times * round_s
         return total
 
     def measured(self, seed: int) -> list[Links]:

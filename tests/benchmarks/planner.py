@@ -56,12 +56,14 @@ def ec2_offers() -> list[Offer]:
     """EC2's GPU types in REGIONS at the packaged prices; spot costs four tenths of them."""
     known = packaged()
     types = [
-        one for one in known.instance_types if device_tflops(one.device.split(" 1/")[0]) is not None
+        kind
+        for kind in known.instance_types
+        if device_tflops(kind.device.split(" 1/")[0]) is not None
     ]
     on_demand = []
     for region in REGIONS:
         usd = known.usd[region]
-        priced = [one for one in types if usd.get(one.name) is not None]
+        priced = [kind for kind in types if usd.get(kind.name) is not None]
         as_of = known.prices_as_of
         on_demand += on_demand_offers(priced, usd, region=region, price_as_of=as_of)
     spot = [
@@ -94,7 +96,7 @@ def timed(
     return {
         "workload": workload.name,
         "modes": len(workload.modes),
-        "types": len({one.instance_type.name for one in offers}),
+        "types": len({offer.instance_type.name for offer in offers}),
         "candidates": found.candidates,
         "ranked": len(found.ranked),
         "frontier": len(found.frontier),

@@ -62,7 +62,11 @@ def served(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    task = {"workload": asdict(workload), "items": [asdict(one) for one in items], "losses": losses}
+    task = {
+        "workload": asdict(workload),
+        "items": [asdict(item) for item in items],
+        "losses": losses,
+    }
     environment = os.environ | ({} if losses else _RETURNED)
     with TemporaryDirectory() as folder:
         answers = [Path(folder) / str(rank) for rank in range(world)]
@@ -73,7 +77,7 @@ def served(
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment))
         if max(process.wait() for process in processes):
             raise RuntimeError(f"{workload.name} failed on {world} ranks")
-        return [dict(one) for one in json.loads(answers[0].read_text())]
+        return [dict(answer) for answer in json.loads(answers[0].read_text())]
 
 
 def serve(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -83,7 +87,7 @@ def serve(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     address = f"tcp://127.0.0.1:{task['port']}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     workload = WorkloadFile(**task["workload"])
-    for item in (Item(**one) for one in task["items"]):
+    for item in (Item(**item) for item in task["items"]):
         yield _values(item, workload, rank=rank, losses=int(task["losses"]))
 
 
@@ -134,7 +138,7 @@ def sent_a_step(name: str, strategy_name: str) -> float:
 def bytes_on(interface: str) -> tuple[int, int]:
     """Bytes and packets that this namespace sent on `interface`."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    line = next(one for one in lines if one.strip().startswith(f"{interface}:"))
+    line = next(line for line in lines if line.strip().startswith(f"{interface}:"))
     sent, packets = line.split(":")[1].split()[8:10]
     return int(sent), int(packets)
 

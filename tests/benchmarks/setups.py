@@ -34,7 +34,7 @@ class Measured:
     @property
     def global_batch(self) -> FloatArray:
         """(setups,) samples of a step."""
-        return np.array([one.global_batch for one in self.setups], dtype=float)
+        return np.array([setup.global_batch for setup in self.setups], dtype=float)
 
     def take(self, places: IntArray) -> Measured:
         """The setups at these places."""
@@ -101,7 +101,7 @@ def _offer(name: str, devices: int, usd_per_hour: float) -> Offer:
 
 def frame_of(setups: Sequence[Setup]) -> pd.DataFrame:
     """Setups as measurement columns."""
-    return pd.DataFrame([one.row() for one in setups])
+    return pd.DataFrame([setup.row() for setup in setups])
 
 
 def job(name: str, global_batch: int, *goals: Goal) -> Workload:
@@ -124,11 +124,11 @@ def recommended_pilots(
     The question is for the cheapest cluster within twice the least predicted hours, at the global
     batch of most setups. A pilot runs on several devices of at most four machines.
     """
-    sizes = Counter(one.global_batch for one in setups if sum(one.layout) > 1)
+    sizes = Counter(setup.global_batch for setup in setups if sum(setup.layout) > 1)
     if not sizes:
         return []
     batch = max(sorted(sizes), key=lambda size: sizes[size])
-    rivals = [one for one in setups if one.global_batch == batch]
+    rivals = [setup for setup in setups if setup.global_batch == batch]
     predicted = model.predict(frame_of(rivals))
     deadline = _PILOT_DEADLINE * STEPS * float(predicted["step_s"].min()) / 3600
     goal = Goal(goal="cheapest_within_deadline", hours=deadline)

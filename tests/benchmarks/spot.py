@@ -135,11 +135,11 @@ def jobs(
     while count:
         work = float(np.exp(random.uniform(*np.log(_LENGTHS_H))))
         kind, zone = pools[random.integers(len(pools))]
-        same = [one for one in pools if one[0] == kind and one[1][:-1] == zone[:-1]]
+        same = [pool for pool in pools if pool[0] == kind and pool[1][:-1] == zone[:-1]]
         others = [one for one in same if one[1] != zone]
         picked = random.permutation(len(others))[: random.integers(_MOST_ZONES)]
         zones = [(kind, zone), *(others[at] for at in picked)]
-        first = max(start, *(float(prices[one].hours[0]) for one in zones))
+        first = max(start, *(float(prices[zone].hours[0]) for zone in zones))
         rows = groups[random.integers(len(groups))]
         begin = random.uniform(first, max(end - _ROOM * work, first))
         each = int(random.integers(1, _MOST_MACHINES + 1))
@@ -149,7 +149,7 @@ def jobs(
             continue
         count -= 1
         yield Job(
-            machines=tuple(one for one in zones for _ in range(each)),
+            machines=tuple(zone for zone in zones for _ in range(each)),
             work_hours=work,
             start=float(begin),
             checkpoint_mb=float(rows["mb"].iloc[0]),

@@ -92,7 +92,7 @@ def link_bytes() -> list[Claim]:
         WORKLOADS, workload_file(CROSSING), seed=0, rank=0, computing=Arithmetic("fp32", CPU)
     )
     size = 4.0 * built.sizes["parameters"]
-    buffers = sum(one.numel() * one.element_size() for one in built.model.buffers()) / 2
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in built.model.buffers()) / 2
     dense = dense_bytes(size, 2, 1)
     formula = {"ddp": dense, "ddp-fp16": dense / 2, MSTOPK_SENT: sparse_bytes(size, 2, 1)}
     claims = []

@@ -67,15 +67,15 @@ def offers(
     usd = {f"gpu{at}.{_DEVICES[at]}x": price for at, price in enumerate(_USD)}
     return [
         Offer(
-            instance_type=one,
+            instance_type=kind,
             market=market,
             zone="made-up-1a",
             region="made-up-1",
-            usd_per_hour=usd[one.name] * (0.4 if market == "spot" else 1.0),
-            interruptions_per_hour=0.002 * one.devices if market == "spot" else 0.0,
+            usd_per_hour=usd[kind.name] * (0.4 if market == "spot" else 1.0),
+            interruptions_per_hour=0.002 * kind.devices if market == "spot" else 0.0,
             price_as_of=AS_OF,
         )
-        for one in sold
+        for kind in sold
         for market in markets
     ]
 
@@ -98,11 +98,11 @@ def champion(sold: Sequence[InstanceType], *, runs: int = 160, seed: int = 0) ->
     random = np.random.default_rng(seed)
     rows = [_run(sold, str(random.choice([BY_ROWS, PROFILED])), random) for _ in range(runs)]
     rows += [
-        _run([one], BY_ROWS, random, machines=1, batch=batch)
-        for one in sold
+        _run([kind], BY_ROWS, random, machines=1, batch=batch)
+        for kind in sold
         for batch in (4, 16, 64)
     ]
-    profiles = [_profile(one, batch, random) for one in sold for batch in (2, 8, 32, 128)]
+    profiles = [_profile(kind, batch, random) for kind in sold for batch in (2, 8, 32, 128)]
     buckets = [
         {
             "provider": "ec2",
@@ -116,15 +116,15 @@ def champion(sold: Sequence[InstanceType], *, runs: int = 160, seed: int = 0) ->
     described = [
         {
             "provider": "ec2",
-            "name": one.name,
-            "devices": one.devices,
-            "device": one.device,
-            "cores": one.cores,
-            "bandwidth_gbps": one.bandwidth_gbps,
-            "device_tflops": one.device_tflops,
-            "digest": one.digest,
+            "name": kind.name,
+            "devices": kind.devices,
+            "device": kind.device,
+            "cores": kind.cores,
+            "bandwidth_gbps": kind.bandwidth_gbps,
+            "device_tflops": kind.device_tflops,
+            "digest": kind.digest,
         }
-        for one in sold
+        for kind in sold
     ]
     facts = [
         {"provider": "ec2", "workload": name, "gradient_bytes": GRADIENT_BYTES, "digest": "made-up"}
@@ -175,12 +175,12 @@ def _run(
     first = many if machines or random.random() < 0.7 else int(random.integers(0, many + 1))
     members = sorted([pair[0]] * first + [pair[-1]] * (many - first), key=lambda one: one.name)
     base = batch or int(random.choice([4, 8, 16, 32, 64]))
-    speed = float(np.mean([float(one.device_tflops or 1.0) for one in members]))
-    shares = [max(1, round(base * float(one.device_tflops or 1.0) / speed)) for one in members]
-    layout = [1] if machines else [one.devices for one in members]
+    speed = float(np.mean([float(kind.device_tflops or 1.0) for kind in members]))
+    shares = [max(1, round(base * float(kind.device_tflops or 1.0) / speed)) for kind in members]
+    layout = [1] if machines else [kind.devices for kind in members]
     ranks = sum(layout)
     compute = max(_compute_s(one, share) for one, share in zip(members, shares, strict=True))
-    gbps = min(one.bandwidth_gbps for one in members) if many > 1 else 100.0
+    gbps = min(kind.bandwidth_gbps for kind in members) if many > 1 else 100.0
     ring = (
         0.0
         if ranks == 1
@@ -190,9 +190,9 @@ def _run(
     return {
         "provider": "ec2",
         "workload": name,
-        "cluster": cluster_name([one.name for one in members]),
+        "cluster": cluster_name([kind.name for kind in members]),
         "layout": "+".join(str(one) for one in layout),
-        "batch_per_device": "+".join(str(one) for one in shares),
+        "batch_per_device": "+".join(str(share) for share in shares),
         "accumulation_steps": 1,
         "step_s": step * float(np.exp(random.normal(0, 0.04))),
         "sync_s": None,

@@ -96,7 +96,7 @@ def crossed_at(x: Sequence[float], y: Sequence[float]) -> float:
 
 def measured(ranks: int, cases: Sequence[Case], *, gbps: float) -> pd.DataFrame:
     """A row a case: step_s, sent and formula bytes of a rank; or `off`, if exact."""
-    answers = on_hosts(NAME, {"cases": [asdict(one) for one in cases]}, [gbps] * ranks)
+    answers = on_hosts(NAME, {"cases": [asdict(case) for case in cases]}, [gbps] * ranks)
     rows = []
     for at, case in enumerate(cases):
         own = [answer[at] for answer in answers]
@@ -127,7 +127,7 @@ def crossing(one: str, other: str, ranks: int, width: int) -> tuple[float, float
 def serve(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A rank's answers, case by case."""
     group = join(task)
-    for case in (Case(**one) for one in task["cases"]):
+    for case in (Case(**case) for case in task["cases"]):
         yield _compared(case, group) if case.exact else _timed(case, group)
     dist.barrier()
 

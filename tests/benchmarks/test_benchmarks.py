@@ -160,7 +160,7 @@ def ground() -> campaign.Ground:
 
 
 def test_regret_is_against_the_best_that_meets_the_constraint() -> None:
-    cheapest, fastest, *_ = (one for one in ground().questions)
+    cheapest, fastest, *_ = (question for question in ground().questions)
     found = [campaign.regret(fastest, STEP_S, at) for at in range(4)]
     assert found == pytest.approx(STEP_S / 1.4 - 1)
     assert campaign.regret(cheapest, STEP_S, 2) == pytest.approx(0.5)

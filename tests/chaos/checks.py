@@ -127,4 +127,4 @@ class Checks:
 
     def _machines_of(self, lease_id):
         machines = self.world.instances.values()
-        return [one for one in machines if one.tags["srift:lease"] == lease_id]
+        return [machine for machine in machines if machine.tags["srift:lease"] == lease_id]

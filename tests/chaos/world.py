@@ -108,7 +108,7 @@ class ChaosAws(FakeAws):
         """Advance the clock by `seconds`, second by second while machines live or may upload."""
         while seconds > 1e-9:
             machines = self.instances.values()
-            stirs = any((one.ended_at or self.now) > self.now - LINGERS for one in machines)
+            stirs = any((machine.ended_at or self.now) > self.now - LINGERS for machine in machines)
             turn_s = min(seconds, TURN_S) if stirs else seconds
             seconds -= turn_s
             self.now += timedelta(seconds=turn_s)
@@ -163,10 +163,10 @@ class ChaosAws(FakeAws):
     def bills(self):
         """Return {lease id: dollars}. Each machine is billed for at least a minute."""
         bills = {}
-        for one in self.instances.values():
-            seconds = ((one.ended_at or self.now) - one.launched_at).total_seconds()
-            usd = self.usd_per_hour[one.instance_id] * max(60.0, seconds) / 3600
-            lease_id = one.tags["srift:lease"]
+        for machine in self.instances.values():
+            seconds = ((machine.ended_at or self.now) - machine.launched_at).total_seconds()
+            usd = self.usd_per_hour[machine.instance_id] * max(60.0, seconds) / 3600
+            lease_id = machine.tags["srift:lease"]
             bills[lease_id] = bills.get(lease_id, 0.0) + usd
         return bills
 
@@ -202,9 +202,9 @@ class ChaosAws(FakeAws):
         answer = FakeAws._describe_instances(self, now=now, **words)
         [group] = answer["Reservations"]
         group["Instances"] = [
-            one
-            for one in group["Instances"]
-            if (self.instances[one["InstanceId"]].ended_at or now) > now - FORGOTTEN
+            machine
+            for machine in group["Instances"]
+            if (self.instances[machine["InstanceId"]].ended_at or now) > now - FORGOTTEN
         ]
         return answer
 

@@ -52,7 +52,7 @@ def findings():
     found = srift("doctor", "--json")
     body = json.loads(found.stdout)
     assert found.exit_code == (0 if body["well"] else 1)
-    return {one["check"]: one["status"] for one in body["findings"]}
+    return {finding["check"]: finding["status"] for finding in body["findings"]}
 
 
 @pytest.mark.parametrize("name", FILES)

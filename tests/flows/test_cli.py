@@ -68,8 +68,8 @@ def assert_fails(result, code, *words):
 def test_every_command_and_option_has_help_and_json():
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         assert command.help and srift(name, "--help").exit_code == 0
-        assert "--json" in {option for one in command.params for option in one.opts}
-        assert all(one.name == "help" or one.help for one in command.params), name
+        assert "--json" in {option for param in command.params for option in param.opts}
+        assert all(param.name == "help" or param.help for param in command.params), name
 
 
 MISUSE = """

@@ -51,8 +51,8 @@ def launch(overdue_s, region=HERE, deployment="ours"):
 
 def alive(region):
     found = boto3.client("ec2", region_name=region).describe_instances()["Reservations"]
-    instances = [one for reservation in found for one in reservation["Instances"]]
-    return {one["InstanceId"] for one in instances if one["State"]["Name"] == "running"}
+    instances = [machine for reservation in found for machine in reservation["Instances"]]
+    return {machine["InstanceId"] for machine in instances if machine["State"]["Name"] == "running"}
 
 
 def test_overdue_machines_of_this_deployment_are_ended_in_every_region(aws):

@@ -208,7 +208,7 @@ def session():
     (project / "srift.toml").write_text(TOML)
     (project / "flow_of_the_test.py").write_text(FLOW)
     written = yaml.safe_load(SCHEDULE)
-    [nightly] = [one for one in DEPLOYMENTS if one["name"] == NIGHTLY]
+    [nightly] = [deployment for deployment in DEPLOYMENTS if deployment["name"] == NIGHTLY]
     written["deployments"].append(nightly | {"parameters": {"provider": "local", "max_usd": 0}})
     (project / "prefect.yaml").write_text(yaml.safe_dump(written))
     made = Session(project)

@@ -38,7 +38,7 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
         APILogHandler().flush()
         names = {run.id: run.name for run in client.read_flow_runs()}
         lines = [(names[line.flow_run_id], line.message) for line in client.read_logs()]
-        shown = {one.key: one for one in client.read_artifacts() if one.key}
+        shown = {artifact.key: artifact for artifact in client.read_artifacts() if artifact.key}
         bought = len(machines.requested)
         again = refresh("local", 0.0)
     assert (

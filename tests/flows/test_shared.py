@@ -31,7 +31,7 @@ def section(server, data="files"):
 
 def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
     def keys():
-        return [one["Key"] for one in s3.list_objects_v2(Bucket="team")["Contents"]]
+        return [entry["Key"] for entry in s3.list_objects_v2(Bucket="team")["Contents"]]
 
     s3.create_bucket(Bucket="team")
     (tmp_path / "srift.toml").write_text(section(server, "s3://team/srift"))

@@ -49,7 +49,7 @@ def provider(home, agent=HERE / "standin/node"):
 
 def cluster(local, *names):
     offers = local.offers(datetime.now(UTC))
-    sold = {one.instance_type.name: one for one in offers if one.market == "on-demand"}
+    sold = {offer.instance_type.name: offer for offer in offers if offer.market == "on-demand"}
     return Cluster(members=tuple(sold[name] for name in names))
 
 
@@ -125,7 +125,7 @@ def left_over(of):
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline()]
-            if process.pid != os.getpid() and any(str(home) in one for one in words):
+            if process.pid != os.getpid() and any(str(home) in word for word in words):
                 found.append(f"process {process.pid}: {' '.join(process.cmdline()[:5])}")
     return found
 

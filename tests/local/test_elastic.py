@@ -53,7 +53,7 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     is_replaced = outcome == "replaced"
     run = {"kind": "elastic", "most_steps": STEPS, "checkpoint_every": EVERY}
     run["wait_s"] = 30.0 if is_replaced else 1.0
-    offers = {one.market: one for one in installation.provider.offers(datetime.now(UTC))}
+    offers = {offer.market: offer for offer in installation.provider.offers(datetime.now(UTC))}
     cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
     asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
     seen = serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=watch)

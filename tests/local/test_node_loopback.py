@@ -237,7 +237,7 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     agents.wait_for(lambda: under_way(agents.mailbox / "node-1/progress.json") == "on")
     assert agents.records()["after"]["attempt"] == 2
     assert not (agents.mailbox / "node-0/finished-2.json").exists()
-    below = [one for process in agents.processes for one in descendants(process.pid)]
+    below = [descendant for process in agents.processes for descendant in descendants(process.pid)]
     assert len(below) >= 2
     environment = Path(f"/proc/{below[-1]}/environ").read_bytes()
     assert b"must not travel" not in environment and b"OMP_NUM_THREADS=1" in environment

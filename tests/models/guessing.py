@@ -12,7 +12,7 @@ from tests.models.planning import workload
 
 KNOWN = ("a", "b", "c", "d")
 FLOPS = {"a": 2e9, "b": 8e9, "c": 3e10, "d": 1e11}
-TYPES = [one for one in synthetic.types() if one.devices == 1]
+TYPES = [kind for kind in synthetic.types() if kind.devices == 1]
 
 
 def seconds(flops, batch, tflops):
@@ -25,12 +25,12 @@ def data():
     rows = [
         (
             name,
-            f"1x{one.name}",
+            f"1x{kind.name}",
             str(batch),
-            seconds(FLOPS[name], batch, float(one.device_tflops or 0)),
+            seconds(FLOPS[name], batch, float(kind.device_tflops or 0)),
         )
         for name in KNOWN
-        for one in TYPES
+        for kind in TYPES
         for batch in (8, 16, 32, 64, 128)
     ]
     runs = pd.DataFrame(rows, columns=["workload", "cluster", "batch_per_device", "step_s"]).assign(

@@ -54,7 +54,7 @@ def offers(*markets):
 
 
 def cores_fit(cluster):
-    cores = sum(one.instance_type.cores for one in cluster.members)
+    cores = sum(offer.instance_type.cores for offer in cluster.members)
     return "" if cores <= 1.75 + 1e-9 else f"{cores} cores of 1.75"
 
 
@@ -136,7 +136,7 @@ class LineModel:
             f"{row.get('accumulation_steps', 1)}"
             for row in setups.to_dict("records")
         ]
-        same = np.array([[float(one == other) for other in names] for one in names])
+        same = np.array([[float(name == other) for other in names] for name in names])
         mean = np.log(self.predict(setups)["step_s"].to_numpy())
         return mean, self.shared**2 + self.own**2 * same, np.full(len(names), 0.02**2)
 
@@ -193,7 +193,7 @@ class JointModel(LineModel):
         """(steps, ((type, devices, batch), machines) in order): equal for equal setups."""
         found = []
         columns = (arrays.kind, arrays.layout, arrays.batch, arrays.count, arrays.accumulation)
-        for *members, steps in zip(*(one.tolist() for one in columns), strict=True):
+        for *members, steps in zip(*(column.tolist() for column in columns), strict=True):
             counted = Counter()
             for kind, devices, batch, number in zip(*members, strict=True):
                 if kind >= 0:

@@ -77,7 +77,7 @@ def test_a_precision_that_was_not_measured_is_refused():
     ],
 )
 def test_a_device_computes_in_the_precisions_of_its_data_sheet(device, able):
-    assert [one for one in PRECISIONS if computes(device, Mode(one))] == able.split()
+    assert [name for name in PRECISIONS if computes(device, Mode(name))] == able.split()
 
 
 class HalfInBf16(LineModel):
@@ -97,7 +97,7 @@ JOB = replace(workload("mlp", 64), modes=(Mode(), Mode("bf16")))
 
 def sold(device="cpu"):
     kinds = [machine("large"), replace(machine("whole"), device=device)]
-    return [replace(offer(one.name), instance_type=one) for one in kinds]
+    return [replace(offer(kind.name), instance_type=kind) for kind in kinds]
 
 
 def setups_of(job=JOB, device="cpu"):

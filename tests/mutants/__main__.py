@@ -73,7 +73,7 @@ def main():
             mutant.name
             for mutant in mutants
             if occurrences(mutant, ROOT) != 1
-            or not all((ROOT / one).exists() for one in mutant.tests)
+            or not all((ROOT / test).exists() for test in mutant.tests)
         ]
         print(*gone, sep="\n")
         return bool(gone)

@@ -189,7 +189,7 @@ def test_the_files_may_lie_in_s3(lake, tmp_path, s3):
     # a few rows stay in the catalogue
     assert load(shared, *(body(f"r{n}") for n in range(50))) == 50
     assert len(shared.select("raw_runs")) == 50
-    stored = [one["Key"] for one in s3.list_objects_v2(Bucket="team")["Contents"]]
+    stored = [entry["Key"] for entry in s3.list_objects_v2(Bucket="team")["Contents"]]
     assert len(stored) == 1 and stored[0].startswith("srift/warehouse/main/raw_runs/")
 
 

@@ -93,7 +93,9 @@ class World:
         return session.client(service, endpoint_url=self.endpoint)
 
     def alive(self):
-        return sorted({one.id for one in self.account.instances()} | {*self.machines.known()})
+        return sorted(
+            {machine.id for machine in self.account.instances()} | {*self.machines.known()}
+        )
 
     def faults(self):
         """Return the errors of the emulation itself. If there are any, a test proves nothing."""

@@ -115,7 +115,7 @@ class Elastic(EC2Response):
 
 def _merged(specifications):
     tags = {}
-    for one in specifications:
-        if one["ResourceType"] != "fleet":
-            tags.setdefault(one["ResourceType"], []).extend(one["Tags"])
+    for specification in specifications:
+        if specification["ResourceType"] != "fleet":
+            tags.setdefault(specification["ResourceType"], []).extend(specification["Tags"])
     return [{"ResourceType": kind, "Tags": found} for kind, found in tags.items()]

@@ -98,7 +98,7 @@ class Machines:
     def end_terminated(self):
         """End the hosts of all instances that no longer run, and return when they have ended."""
         known = set(self.known())  # first: a host that comes meanwhile is not over
-        for instance_id in known - {one.id for one in self._account.instances("running")}:
+        for instance_id in known - {machine.id for machine in self._account.instances("running")}:
             self._end(instance_id)
 
     def _run(self):
@@ -121,7 +121,7 @@ class Machines:
             with self._lock:
                 self._start(instance)
         except (OSError, KeyError):
-            if instance.id in {one.id for one in self._account.instances("running")}:
+            if instance.id in {machine.id for machine in self._account.instances("running")}:
                 raise
             self._end(instance.id)  # it was terminated while it was being started
         self._hostless.discard(instance.id)

@@ -10,15 +10,15 @@ def allows(statements, action, resource, userid, prefix=None):
     listing, which a condition may restrict. A statement with any other condition allows nothing.
     """
     allowed = False
-    for one in statements:
-        named = any(fnmatchcase(action, pattern) for pattern in listed(one.get("Action")))
+    for statement in statements:
+        named = any(fnmatchcase(action, pattern) for pattern in listed(statement.get("Action")))
         meant = any(
             fnmatchcase(resource, pattern.replace("${aws:userid}", userid))
-            for pattern in listed(one.get("Resource"))
+            for pattern in listed(statement.get("Resource"))
         )
-        if named and meant and one["Effect"] == "Deny":
+        if named and meant and statement["Effect"] == "Deny":
             return False
-        allowed = allowed or (named and meant and _holds(one.get("Condition") or {}, prefix))
+        allowed = allowed or (named and meant and _holds(statement.get("Condition") or {}, prefix))
     return allowed
 
 

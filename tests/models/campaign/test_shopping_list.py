@@ -148,7 +148,7 @@ COMPILED = Mode("bf16", "fsdp", "compile+offload")
 def test_sharded_modes_are_profiled_unsharded_and_trained_as_tolerated(mode, device, profiled):
     jobs = [replace(workload("mlp", 64), modes=(mode,))]
     kinds = [replace(machine(name), device=device) for name in ("large", "whole")]
-    sold = [replace(offer(one.name), instance_type=one) for one in kinds]
+    sold = [replace(offer(kind.name), instance_type=kind) for kind in kinds]
     launches = shop(jobs=jobs, sold=sold, market=sold[0].market, max_usd=10.0, max_seconds=4000.0)
     found = [(run.mode, run.members[0]) for run in runs_of(launches, "profile")]
     expected = [] if profiled is None else [(profiled, name) for name in ("large", "whole")]
@@ -179,7 +179,7 @@ def test_what_is_bought_depends_on_no_order_and_has_a_price_in_the_market():
     unpriced = [offer(name, "spot", usd_per_hour=None) for name in CORES] + offers("on-demand")
     assert shop(sold=unpriced) == []
     bought = shop(sold=unpriced, market="on-demand")
-    assert {one.market for launch in bought for one in launch.cluster.members} == {"on-demand"}
+    assert {offer.market for launch in bought for offer in launch.cluster.members} == {"on-demand"}
 
 
 @pytest.mark.parametrize("kind", ["profile", "train", "probe"])
@@ -201,7 +201,7 @@ GOALS = (
     Goal(goal="cheapest"),
     Goal(goal="fastest"),
 )
-JOBS = [replace(one, goals=GOALS) for one in WORKLOADS]
+JOBS = [replace(workload, goals=GOALS) for workload in WORKLOADS]
 PROFILES = measured(first_list())[1]
 PROFILED = (NOTHING, PROFILES, NOTHING)
 ALL = frozenset(CORES)
@@ -210,7 +210,7 @@ SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
 
 def model(line, jobs=JOBS, types=ALL):
     """A model of one line, all of whose setups err by `line.own` each."""
-    sold = [one for one in offers() if one.instance_type.name in types]
+    sold = [offer for offer in offers() if offer.instance_type.name in types]
     found = {}
     for job in jobs:
         setups = candidates(job, Supply(offers=sold, max_hosts=4, fits=cores_fit), line)
@@ -320,7 +320,7 @@ WANTED = [(replace(WORKLOADS[0], modes=MODES), mode, (3, 4)) for mode in MODES[1
 
 def test_learning_runs_take_the_cheapest_pair_and_two_thirds_of_the_caps():
     limits = replace(LIMITS, max_seconds=900.0)
-    pairs = [Cluster.of((2, one)) for one in offers() if one.market == "spot"]
+    pairs = [Cluster.of((2, offer)) for offer in offers() if offer.market == "spot"]
     prices = {pair.name: pair.total_usd_per_hour for pair in pairs if not cores_fit(pair)}
     [launch] = learning_launches(limits, WANTED, offers())
     assert prices[launch.cluster.name] == min(map(float, filter(None, prices.values())))
@@ -349,7 +349,7 @@ ROW = {
 
 def test_an_elastic_run_loses_a_machine_of_a_recommended_row():
     launch = elastic_launch(LIMITS, ROW, offers())
-    assert [one.market for one in launch.cluster.members] == ["on-demand", "spot"]
+    assert [offer.market for offer in launch.cluster.members] == ["on-demand", "spot"]
     [run] = launch.items
     assert (run.kind, run.batches, run.accumulation_steps) == ("elastic", (8, 8), 2)
     assert run.steps == 10 * run.checkpoint_every == 60

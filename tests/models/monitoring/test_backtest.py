@@ -91,12 +91,13 @@ def test_predictions_see_no_measured_column(monkeypatch):
 
 def test_a_workload_known_by_its_facts_alone_is_guessed():
     """From the facts' table or from its own rows; the table counts where both are there."""
-    name, other = (one.name for one in guessing.TYPES[:2])
+    name, other = (kind.name for kind in guessing.TYPES[:2])
     rate = float(guessing.TYPES[0].device_tflops or 0)
     setups = [("new", f"1x{name}", 32), ("a", f"1x{name}", 32), ("new", f"2x{other}", 64)]
     setups += [("new", f"1x{name}+1xc.dark", 8), ("dark", f"1x{name}", 8)]
     test = pd.concat(
-        guessing.asked(*one).assign(step_s=guessing.seconds(1.5e10, one[2], rate)) for one in setups
+        guessing.asked(*setup).assign(step_s=guessing.seconds(1.5e10, setup[2], rate))
+        for setup in setups
     )
     facts = pd.DataFrame([{"workload": "new", "flops_per_sample": 1.5e10, "gradient_bytes": 2e8}])
     described = pd.concat([guessing.data().workloads, facts], ignore_index=True)

@@ -51,7 +51,7 @@ def test_a_range_of_batches_is_walked_by_doubling():
 
 
 TYPES = [machine("large"), machine("small", devices=4), machine("whole", devices=2)]
-OFFERS = {one.name: offer(one.name, instance_type=one) for one in TYPES}
+OFFERS = {kind.name: offer(kind.name, instance_type=kind) for kind in TYPES}
 PACES = {"large": (0.01, 0.002), "small": (0.005, 0.004), "whole": (0.02, 0.001)}
 
 

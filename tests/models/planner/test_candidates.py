@@ -59,11 +59,11 @@ def test_a_beaten_zone_is_left_out():
         "unpriced": {"small": (None, 0.1), "net": (2.0, 0.1)},
         "cheaper": {"net": (1.9, 0.3)},
     }
-    kept = {one.zone for one in without_beaten_zones(in_zones(zones))}
+    kept = {zone.zone for zone in without_beaten_zones(in_zones(zones))}
     assert kept == {"best", "cheaper"}
     same = {"z": {"small": (1.0, 0.1)}, "m": {"small": (1.0, 0.1)}}
     other = in_zones({"k": {"small": (0.5, 0.0)}}, "on-demand")
-    assert {one.zone for one in without_beaten_zones(in_zones(same) + other)} == {"m", "k"}
+    assert {zone.zone for zone in without_beaten_zones(in_zones(same) + other)} == {"m", "k"}
 
 
 def test_of_too_many_zones_the_cheapest_for_most_types_stay(monkeypatch):

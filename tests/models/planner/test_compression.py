@@ -100,4 +100,4 @@ def test_only_machines_that_can_train_so_are_considered(strategy, layouts):
     job = replace(workload("mlp", 64), modes=(Mode(strategy=strategy),))
     supply = Supply(offers=sold, max_hosts=2, fits=lambda cluster: "")
     found = candidates(job, supply, compressing(1.0, 1.0, "small", "large"))
-    assert {tuple(sorted(one.layout)) for one in found} == layouts
+    assert {tuple(sorted(setup.layout)) for setup in found} == layouts

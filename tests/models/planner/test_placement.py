@@ -47,12 +47,12 @@ def sweeps(of, seed):
 def plain_seconds(of, rounds, order):
     """By the definition, one number at a time."""
     total = 0.0
-    for one in rounds:
+    for phase in rounds:
         each = [
-            of.latency_s[order[a]][order[b]] + one.bytes * of.byte_s[order[a]][order[b]]
-            for a, b in one.places
+            of.latency_s[order[a]][order[b]] + phase.bytes * of.byte_s[order[a]][order[b]]
+            for a, b in phase.places
         ]
-        total += one.times * (max(each) + of.sharing * (sum(each) - max(each)))
+        total += phase.times * (max(each) + of.sharing * (sum(each) - max(each)))
     return total
 
 
@@ -69,7 +69,11 @@ def test_no_order_is_faster(traffic, machines, sharing, seed):
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
-    assert [(one.bytes, one.times) for one in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
+    assert [(halving.bytes, halving.times) for halving in halvings(8, 8.0)] == [
+        (4.0, 2),
+        (2.0, 2),
+        (1.0, 2),
+    ]
     (one,) = ring(4, 8.0)
     assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
 

@@ -41,16 +41,16 @@ class World:
             Goal(goal="cheapest"),
         )
         self.workload = workload("w", 96, int(pick([96, 192])), *goals, samples=1_000_000)
-        sold = [_offer(one, market, random) for one in types for market in ("on-demand", "spot")]
+        sold = [_offer(kind, market, random) for kind in types for market in ("on-demand", "spot")]
         self.supply = Supply(
-            offers=[one for one in sold if random.random() < 0.9],
+            offers=[offer for offer in sold if random.random() < 0.9],
             max_hosts=int(random.integers(2, 5)),
             fits=few_cores if random.random() < 0.5 else anything_fits,
         )
         self.model = JointModel(
-            lines={one.name: (uniform(0, 0.02), uniform(0.001, 0.02)) for one in types},
-            gbps={one.name: float(uniform(0.2, 5)) for one in types},
-            sample_bytes={one.name: float(pick(sizes)) for one in types},
+            lines={kind.name: (uniform(0, 0.02), uniform(0.001, 0.02)) for kind in types},
+            gbps={kind.name: float(uniform(0.2, 5)) for kind in types},
+            sample_bytes={kind.name: float(pick(sizes)) for kind in types},
             **{"slower": float(pick([0.05, 0.3, 1.0]))} | model,
         )
 
@@ -73,7 +73,11 @@ def _offer(kind, market, random):
 
 
 def few_cores(cluster):
-    return "" if sum(one.instance_type.cores for one in cluster.members) <= 12 else "too many cores"
+    return (
+        ""
+        if sum(offer.instance_type.cores for offer in cluster.members) <= 12
+        else "too many cores"
+    )
 
 
 def anything_fits(cluster):
@@ -155,7 +159,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
         lines=lines, gbps=dict.fromkeys(names, 1.0), sample_bytes=dict.fromkeys(names, np.nan)
     )
     goal = Goal(goal="cheapest_within_deadline", hours=3.0, p_required=0.9)
-    offers = [_offer(one, market, random) for one in types for market in ("on-demand", "spot")]
+    offers = [_offer(kind, market, random) for kind in types for market in ("on-demand", "spot")]
     supply = Supply(offers=offers, max_hosts=6, fits=anything_fits)
     found = plan(workload("w", 96, 192, goal, samples=1_000_000), supply, model)
     assert found.candidates > 5000 > len(found.ranked) > 50
@@ -181,8 +185,8 @@ CHEAPEST = Goal(goal="cheapest")
 
 def test_strategies_that_are_not_planned_run_only_where_nothing_else_is_named():
     names = ("ddp", "ddp-powersgd", "ps-2", "adasum")
-    job = replace(workload("mlp", 64), modes=tuple(Mode(strategy=one) for one in names))
-    assert [one.strategy for one in planner.choosable(job, ()).modes] == ["ddp"]
+    job = replace(workload("mlp", 64), modes=tuple(Mode(strategy=name) for name in names))
+    assert [mode.strategy for mode in planner.choosable(job, ()).modes] == ["ddp"]
     named = replace(job, modes=job.modes[1:3])
     assert planner.choosable(named, ()) == named
     vetoed = planner.choosable(replace(job, modes=job.modes[:1]), {PLAIN})

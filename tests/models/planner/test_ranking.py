@@ -135,8 +135,8 @@ def test_figures_hang_together_and_a_bill_is_the_sum_of_its_items():
         assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
         assert row["hours"] <= row["hours_p90"] and row["usd"] <= row["usd_p90"]
         assert row["usd"] == row["usd_machines"] + row["usd_storage"] + row["usd_other"]
-        machines = sum(one["count"] * one["usd_per_hour"] for one in row["cluster_offers"])
-        count = sum(one["count"] for one in row["cluster_offers"])
+        machines = sum(offer["count"] * offer["usd_per_hour"] for offer in row["cluster_offers"])
+        count = sum(offer["count"] for offer in row["cluster_offers"])
         rates = (machines, 0.013 * count, 0.007 * count)
         downloads = 0.01 * (count + row["expected_interruptions"])
         bill = [row["usd_machines"], row["usd_storage"], row["usd_other"] - downloads]

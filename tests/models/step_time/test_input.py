@@ -109,7 +109,7 @@ def truth(rest_s, sync_s, batches, types):
     """(step_s, input_s) with one worker a machine, in slices."""
     part = 1 - sync_s / rest_s
     loads = [batch * LOAD_S / CORES[name] for batch, name in zip(batches, types, strict=True)]
-    steps = [sliced(rest_s, part, one, WORKERS) for one in loads]
+    steps = [sliced(rest_s, part, load, WORKERS) for load in loads]
     slowest = int(np.argmax(steps))
     hidden = min(loads[slowest], part * rest_s)
     return steps[slowest], max(0.0, steps[slowest] - rest_s - hidden)

@@ -82,7 +82,7 @@ def test_the_order_of_machines_means_nothing(known):
 def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
     known, name, types, batch, accumulation
 ):
-    cluster = "+".join(f"1x{one}" for one in types)
+    cluster = "+".join(f"1x{kind}" for kind in types)
     asked = [setup(name, cluster, one, accumulation) for one in (batch, 2 * batch)]
     predicted = known[2].predict(pd.concat(asked))
     assert sound(predicted)
@@ -169,7 +169,7 @@ def guesses():
     return found
 
 
-@pytest.mark.parametrize("kind", [one.name for one in guessing.TYPES])
+@pytest.mark.parametrize("kind", [kind.name for kind in guessing.TYPES])
 def test_a_guess_is_near_and_its_interval_is_wide(kind):
     found = guesses().predict(guessing.asked("new", f"1x{kind}", 32))
     tflops = next(float(one.device_tflops or 0) for one in guessing.TYPES if one.name == kind)
@@ -184,7 +184,7 @@ def test_a_guess_changes_no_other_prediction_and_shares_its_error():
     rows = guessing.data().runs.drop(columns="step_s")
     pd.testing.assert_frame_equal(guesses().predict(rows), guessing.model().predict(rows))
     assert "new" not in guessing.model().workloads
-    asked = pd.concat([guessing.asked("new", f"2x{one.name}", 16) for one in guessing.TYPES])
+    asked = pd.concat([guessing.asked("new", f"2x{kind.name}", 16) for kind in guessing.TYPES])
     drawn = np.log(guesses().draw_arrays(guesses().read(asked), count=400, seed=1))
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
     needs = guesses().memory.needs("new", MODES[0], FIRST)

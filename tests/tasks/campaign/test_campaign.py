@@ -62,7 +62,7 @@ def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
 def test_a_dry_run_without_prices_says_why_it_plans_nothing(here, monkeypatch, capsys):
     monkeypatch.setattr(dry_run, "open_workspace", lambda provider: here)
     machines = here.provider
-    machines.unpriced = frozenset(one.name for one in machines.instance_types())
+    machines.unpriced = frozenset(kind.name for kind in machines.instance_types())
     assert dry_run.dry_run("local", None) == [] and capsys.readouterr().err
 
 
@@ -111,10 +111,10 @@ def test_the_model_knows_measured_modes_and_types_as_they_are_defined_today(here
     assert today.workloads == {("conv", Mode()), ("lm", Mode())}
     assert today.choice_set.keys() == {"conv", "lm"}
     slower = [
-        replace(one, instance_type=replace(one.instance_type, cores=0.1))
-        if one.instance_type.name == "s.small"
-        else one
-        for one in offers
+        replace(offer, instance_type=replace(offer.instance_type, cores=0.1))
+        if offer.instance_type.name == "s.small"
+        else offer
+        for offer in offers
     ]
     later = known([replace(conv, digest="edited"), lm], slower)
     assert later.workloads == {("lm", Mode())} and later.types == today.types - {"s.small"}
@@ -189,8 +189,8 @@ def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothin
     first, *_ = lost = bought(here, monkeypatch, lambda launch: False)
     assert lost.count(first) == campaign.MOST_LISTS
     others = bought(here, monkeypatch, lambda launch: launch.cluster == first.cluster)[1:]
-    assert not any(campaign.just_refused(one.cluster, [first.cluster]) for one in others)
-    assert any(types_of(one) != types_of(first) for one in others)
+    assert not any(campaign.just_refused(other.cluster, [first.cluster]) for other in others)
+    assert any(types_of(other) != types_of(first) for other in others)
 
     def shopped(*words):
         return [] if campaign.just_refused(first.cluster, words[-1].refused) else [first, first]

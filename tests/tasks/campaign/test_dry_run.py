@@ -42,7 +42,9 @@ def here(ec2_project, monkeypatch):
 def offers():
     """On demand as packaged, and spot in two zones."""
     provider = open_workspace("ec2").provider
-    listed = list({one.instance_type.name: one for one in provider.packaged_offers()}.values())
+    listed = list(
+        {offer.instance_type.name: offer for offer in provider.packaged_offers()}.values()
+    )
     spot = [
         replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
         for one in listed
@@ -56,7 +58,9 @@ def tally(cap_usd):
 
 
 def launch(name, machines, market="spot"):
-    found = next(one for one in offers() if one.instance_type.name == name and one.market == market)
+    found = next(
+        offer for offer in offers() if offer.instance_type.name == name and offer.market == market
+    )
     return PlannedLaunch(
         cluster=Cluster.of((machines, found)), items=(), est_s=300.0, est_usd=0.05, reason="r"
     )
@@ -69,7 +73,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
     made = [row for row in json.loads(result.stdout) if row["worst_usd"] is not None]
     assert made
     for row in made:
-        assert {one["action"] for one in row["requests"]} >= MAKES
+        assert {request["action"] for request in row["requests"]} >= MAKES
         assert 0 < row["worst_usd"] <= 2.0 and row["deadline_s"] >= row["est_s"]
         assert any("not checked" in note for note in row["notes"])
     assert not (here.home / "leases-ec2").exists() and not (here.home / "warehouse.duckdb").exists()

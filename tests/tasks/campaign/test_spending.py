@@ -205,7 +205,7 @@ def test_a_home_keeps_the_months_dollars_of_its_shared_warehouse(bought):
 
 def test_estimated_prices_bound_nothing(here):
     known = launch(here)
-    guess = tuple(replace(one, price_source="a guess") for one in known.cluster.members)
+    guess = tuple(replace(offer, price_source="a guess") for offer in known.cluster.members)
     known = replace(known, cluster=Cluster(members=guess))
     assert "estimate" in caps.allowance(here, known, tally(5.0), NOON).refusal
 
@@ -270,7 +270,7 @@ def test_unknown_spending_stops_the_month(here):
 
 def test_without_on_demand_the_bid_bounds_spot(here):
     here = changed(here, "ec2", markets=("spot",))
-    offers = [one for one in here.provider.offers(NOON) if one.market == "spot"]
+    offers = [offer for offer in here.provider.offers(NOON) if offer.market == "spot"]
     dearest = max(o.usd_per_hour or 0.0 for o in offers if o.instance_type.name == "s.large")
     bid = SPOT_MARGIN * dearest
     allowed = caps.allowance(here, launch(here), tally(), NOON, offers)

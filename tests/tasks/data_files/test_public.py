@@ -47,14 +47,17 @@ ROW = f"workload,cluster,batch_per_device,step_s\n{NAME},1xg4dn.xlarge,64,0.6\n"
 
 def counted(here):
     """Imported and public rows of one public workload."""
-    known = {one["workload"]: one for one in known_workloads(here.warehouse, here.settings)}
+    known = {
+        workload["workload"]: workload
+        for workload in known_workloads(here.warehouse, here.settings)
+    }
     return known[NAME]["imported_rows"], known[NAME]["public_rows"]
 
 
 def test_they_are_known_before_and_after_they_are_loaded_once(here):
     assert not len(here.warehouse.select("stg_import_files", {"import_id": PUBLIC_IMPORT}))
     assert load_public(here) == 5084 and load_public(here) == 0
-    known = {one["workload"] for one in known_workloads(here.warehouse, here.settings)}
+    known = {workload["workload"] for workload in known_workloads(here.warehouse, here.settings)}
     assert known >= public_workloads().keys() and counted(here) == (0, 992)
 
 

@@ -42,7 +42,7 @@ def examined(aws, tmp_path):
 
     def wrong(*lines):
         found = examine_ec2(load_settings(project(tmp_path, *lines)))
-        return {one.check: one.says for one in found if one.status == "wrong"}
+        return {finding.check: finding.says for finding in found if finding.status == "wrong"}
 
     return wrong
 
@@ -50,7 +50,7 @@ def examined(aws, tmp_path):
 def test_an_account_that_is_set_up_is_well(aws):
     settings = load_settings()
     found = examine(settings, "ec2")
-    assert {one.check for one in found if one.status == "ok"} >= ROLES | {
+    assert {finding.check for finding in found if finding.status == "ok"} >= ROLES | {
         *("settings", "identity", "clock", "regions", "bucket"),
         *("live prices", "bucket is private", "bucket can be used", LAUNCHES, PERMISSIONS, QUOTAS),
     }

@@ -27,8 +27,8 @@ def having(folder, data):
 
 def of_data(aws, settings):
     found = [one for one in examine_ec2(settings, aws.clients) if one.check.startswith("data of ")]
-    assert {one.check for one in found} == {"data of conv"}
-    return [(one.status, one.says) for one in found]
+    assert {finding.check for finding in found} == {"data of conv"}
+    return [(finding.status, finding.says) for finding in found]
 
 
 def test_an_address_that_can_be_listed_is_well_and_the_statement_for_the_machines_is_printed(

@@ -133,8 +133,10 @@ def test_what_is_made_carries_our_tag(row):
     action, made = row.split()
     resource = f"arn:aws:ec2:*:999988887777:{made}/*"
     found = [one for one in of_action(f"ec2:{action}") if resource in listed(one["Resource"])]
-    conditions = [one["Condition"] for one in found]
-    assert MADE_OURS in conditions and all(one in (OURS, MADE_OURS) for one in conditions)
+    conditions = [statement["Condition"] for statement in found]
+    assert MADE_OURS in conditions and all(
+        condition in (OURS, MADE_OURS) for condition in conditions
+    )
 
 
 ENDS_OR_CHANGES = """

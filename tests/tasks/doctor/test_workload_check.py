@@ -121,7 +121,7 @@ def test_a_folder_runs_with_its_requirements_and_variables_without_a_network_or_
     (repo / "requirements.txt").write_text("--no-index\n./sd\n")
     settings = load_settings(tmp_path / "srift.toml")
     found = check_workload(settings, "net", timeout_s=120)
-    assert [one["problem"] for one in found["precisions"]] == [""] and found["notes"] == []
+    assert [answer["problem"] for answer in found["precisions"]] == [""] and found["notes"] == []
     assert "requirements.txt" in capfd.readouterr().err
     (repo / "requirements.txt").write_text("--no-index\ntorch<2\n")
     with pytest.raises(CheckFailed, match="torch<2"):
@@ -160,14 +160,14 @@ def test_it_reads_its_data_where_they_lie_and_says_so_plainly_where_they_are_not
     found = check_workload(settings, "net", timeout_s=120)
     assert problems(found) is None
     if stated.startswith("s3"):
-        assert [one["figures"] for one in found["precisions"]] == [None] * 3
+        assert [answer["figures"] for answer in found["precisions"]] == [None] * 3
         assert "s3://mine-1/images/" in found["precisions"][0]["notes"][0]
         data = settings.data("net")
         data.fetched_below(settings.home).parent.mkdir(parents=True)
         here.rename(data.fetched_below(settings.home))  # as fetched for local hosts
         found = check_workload(settings, "net", timeout_s=120)
-    assert [one["precision"] for one in found["precisions"]] == ["fp32", "bf16", "fp16"]
-    for figures in (one["figures"] for one in found["precisions"]):
+    assert [answer["precision"] for answer in found["precisions"]] == ["fp32", "bf16", "fp16"]
+    for figures in (answer["figures"] for answer in found["precisions"]):
         assert (figures["parameters"], figures["gradient_bytes"]) == (5, 20)
         assert len(figures["losses"]) == 2 and figures["peak_bytes"] > 0
         assert figures["input_s"] > 0 and 0 < figures["step_s"] < 10

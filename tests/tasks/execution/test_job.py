@@ -24,7 +24,9 @@ def settings(tmp_path):
 def made(settings):
     """Return the job of a train, a profile and a probe on four machines."""
     machines = DescribedMachines(unpriced=frozenset({"n.medium"}))
-    offers = {one.instance_type.name: one for one in machines.offers(NOON) if one.market == "spot"}
+    offers = {
+        offer.instance_type.name: offer for offer in machines.offers(NOON) if offer.market == "spot"
+    }
     cluster = Cluster.of((1, offers["s.large"]), (2, offers["s.small"]), (1, offers["n.medium"]))
     train = PlannedRun(
         kind="train", workload="conv", nodes=(0, 1, 2), batches=(32, 8, 8), est_s=1.0, reason="a"

@@ -35,7 +35,7 @@ def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_
     said = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
     assert machines.down in said
     for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
-        assert {one.price_as_of for one in found} == {later}
+        assert {offer.price_as_of for offer in found} == {later}
     assert all(offer.usd_per_hour for offer in prices.current_offers(here))
 
 
@@ -53,7 +53,7 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
     prices.note_definitions(here, NOON)
     said = prices.snapshot_offers(here, "refresh-1", NOON)
     assert "2 offers" in said
-    found = [(one.usd_per_hour, one.zone) for one in prices.current_offers(here)]
+    found = [(offer.usd_per_hour, offer.zone) for offer in prices.current_offers(here)]
     assert sorted(found, key=str) == [(9.0, "a"), (None, "b")]
     assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON)
 
@@ -67,7 +67,7 @@ def test_definitions_stay_as_they_were_noted_when_nobody_can_be_asked(tmp_path):
 
         def packaged_offers(self):
             offer, _ = super().packaged_offers()
-            kinds = (replace(one, cores=99.0) for one in DescribedMachines.instance_types(self))
+            kinds = (replace(kind, cores=99.0) for kind in DescribedMachines.instance_types(self))
             return [replace(offer, instance_type=kind) for kind in kinds]
 
     def digests():
@@ -91,8 +91,8 @@ class OwnTerms(DescribedMachines):
     def offers(self, now):
         return self.billed(
             [
-                replace(one, interruption_source="published")
-                for one in DescribedMachines.offers(self, now)
+                replace(offer, interruption_source="published")
+                for offer in DescribedMachines.offers(self, now)
             ]
         )
 
@@ -109,7 +109,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     here = priced(tmp_path, machines)
 
     def paid(offers):
-        large = [one for one in offers if one.instance_type.name == "s.large"]
+        large = [offer for offer in offers if offer.instance_type.name == "s.large"]
         return {one.market: one.usd_per_hour for one in large}
 
     found = prices.current_offers(here)
@@ -120,7 +120,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
     assert dict(zip(stored["market"], stored["usd_per_hour"], strict=True)) == public
     machines.terms = Ec2()
     found = prices.current_offers(here)
-    assert paid(found) == public and all(one.storage_usd_per_hour > 0 for one in found)
+    assert paid(found) == public and all(offer.storage_usd_per_hour > 0 for offer in found)
 
 
 def test_offers_are_listed_in_order_with_unknown_prices_last(here):

@@ -64,7 +64,7 @@ def test_a_slow_type_drifts_until_new_runs_are_as_predicted(here):
 
 @pytest.fixture
 def defined(here):
-    types = [asdict(one) | {"digest": one.digest} for one in here.provider.instance_types()]
+    types = [asdict(kind) | {"digest": kind.digest} for kind in here.provider.instance_types()]
     workloads = [{"workload": "conv", "digest": "w1"}]
     write(here.warehouse, note_workloads, workloads, provider="local", noted_at=NOON)
     write(here.warehouse, note_instance_types, types, noted_at=NOON)

@@ -141,7 +141,7 @@ def test_a_file_serves_other_runs_with_the_same_key_and_type_alone(reads, tmp_pa
         for needed in (2, 0):
             assert Cached(dataset, folder=tmp_path, key=key)[7][1] == 7
             assert count(reads) == needed
-    assert all(one.stat().st_mode & 0o077 == 0 for one in tmp_path.glob("srift-*.cache"))
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("srift-*.cache"))
 
 
 def test_damaged_and_half_written_samples_are_read_from_the_dataset(reads, tmp_path):
@@ -266,4 +266,4 @@ def test_a_later_epoch_is_measured_with_a_part_of_the_samples(
     for place in loader._places:
         kept[place]
     assert len(loader._places) == 20 and count(reads) == (0 if on_disk else 10)
-    assert {one.stat().st_size for one in tmp_path.glob("*/srift-*")} <= {FIRST}
+    assert {path.stat().st_size for path in tmp_path.glob("*/srift-*")} <= {FIRST}

@@ -164,7 +164,7 @@ def test_a_wrong_loader_is_explained_in_a_line_and_is_no_lost_peer(built, loader
 
 
 def workers_of(made):
-    return [one.pid for one in made.loader.processes]
+    return [process.pid for process in made.loader.processes]
 
 
 def state(process):
@@ -178,9 +178,9 @@ def state(process):
 def reach(workers, states):
     """Whether all workers are in one of `states` within five seconds."""
     until = time.monotonic() + 5
-    while {state(one) for one in workers} - states and time.monotonic() < until:
+    while {state(worker) for worker in workers} - states and time.monotonic() < until:
         time.sleep(0.01)
-    return not {state(one) for one in workers} - states
+    return not {state(worker) for worker in workers} - states
 
 
 def test_workers_stand_still_between_measurements_and_end(built):
@@ -192,7 +192,7 @@ def test_workers_stand_still_between_measurements_and_end(built):
     workers = workers_of(made)
     assert reach(workers, {"T"})
     made.close()
-    assert [state(one) for one in workers] == ["", ""] and not workers_of(made)
+    assert [state(worker) for worker in workers] == ["", ""] and not workers_of(made)
 
 
 def test_no_death_of_a_worker_interrupts_the_report_of_an_error():

@@ -25,7 +25,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space"):
         write_json(path, {"say": "new"})
     assert json.loads(path.read_text()) == {"say": "old"}
-    assert [one.name for one in path.parent.iterdir()] == ["r.json"]
+    assert [path.name for path in path.parent.iterdir()] == ["r.json"]
 
 
 def test_no_link_that_lies_in_wait_is_written_through(tmp_path, monkeypatch):

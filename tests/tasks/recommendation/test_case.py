@@ -67,10 +67,10 @@ def test_types_that_the_champion_does_not_know_are_not_guessed(here):
     assert {row["status"] for row in rows_of(here, stranger, asked=champion())} == {"unknown"}
     small = replace(offers[0].instance_type, bandwidth_gbps=9.0)
     redefined = [
-        replace(one, instance_type=small, usd_per_hour=1e-6)
-        if one.instance_type.name == small.name
-        else one
-        for one in offers
+        replace(offer, instance_type=small, usd_per_hour=1e-6)
+        if offer.instance_type.name == small.name
+        else offer
+        for offer in offers
     ]
     rows = case_of(here, redefined).plan().rows
     assert rows[0]["status"] == "recommended"
@@ -104,7 +104,7 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
     machines = Scored()
     rows = rows_of(install(tmp_path, provider=machines), asked=champion())
     for row in rows:
-        spot = [one for one in row["cluster_offers"] or () if one["market"] == "spot"]
+        spot = [offer for offer in row["cluster_offers"] or () if offer["market"] == "spot"]
         single = len({one["instance_type"] for one in spot}) == 1
         count = sum(one["count"] for one in spot)
         assert row["placement_score"] == (10 - count if single else None)
@@ -113,14 +113,16 @@ def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
     offers = [
-        replace(one, interruption_source="Spot Advisor", price_note="own", price_source="guess")
-        for one in here.provider.offers(NOON)
+        replace(offer, interruption_source="Spot Advisor", price_note="own", price_source="guess")
+        for offer in here.provider.offers(NOON)
     ]
     case = case_of(here, offers)
     known = replace(case.experience, interruptions={"s.large": "own launches"})
     sources = {True: set(), False: set()}
     for row in replace(case, experience=known).plan(top=40).rows:
-        types = {one["instance_type"] for one in row["cluster_offers"] if one["market"] == "spot"}
+        types = {
+            offer["instance_type"] for offer in row["cluster_offers"] if offer["market"] == "spot"
+        }
         assert {"own", "guess"} <= set(row["reason"].split("; "))
         assert (row["interruption_source"] is None) == (not types)
         if len(types) == 1:
@@ -144,13 +146,14 @@ def test_downloads_from_another_region_are_part_of_the_dollars(tmp_path):
         at = NOON + timedelta(hours=hour)
         with here.warehouse.transact() as connection:
             append(connection, "raw_downloads", [row | {"region": region, "planned_at": at}])
-    offers = [replace(one, region=at) for one in here.provider.offers(NOON) for at in REGIONS]
+    offers = [replace(offer, region=at) for offer in here.provider.offers(NOON) for at in REGIONS]
     experience = experience_of(here)
     supply = supply_of(here, conv, offers, experience)
     # at the same price the other region is dearer, since it downloads
     assert {offer.region for offer in supply.offers} == {"us-east-1"}
     dearer = [
-        replace(one, usd_per_hour=2.0) if one.region == "us-east-1" else one for one in offers
+        replace(offer, usd_per_hour=2.0) if offer.region == "us-east-1" else offer
+        for offer in offers
     ]
     supply = supply_of(here, conv, dearer, experience)
     usd = {offer.region: offer.start_usd for offer in supply.offers}

@@ -181,21 +181,23 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
 
 def test_karpenter_prices_by_hours_for_fastest():
     found = document([one | {"goal": "fastest"} for one in UNIFORM], "karpenter")
-    prices = [float(one["spec"]["price"]) for one in found if one["kind"] == "NodeOverlay"]
+    prices = [
+        float(document["spec"]["price"]) for document in found if document["kind"] == "NodeOverlay"
+    ]
     assert prices[1] / prices[0] == pytest.approx(2.4, rel=1e-3)
 
 
 def test_a_fleet_gets_all_machines_and_its_tags_name_the_publication():
     request = document(UNIFORM, "fleet")
     overrides = request["LaunchTemplateConfigs"][0]["Overrides"]
-    assert [(one["InstanceType"], one["AvailabilityZone"]) for one in overrides] == [
+    assert [(override["InstanceType"], override["AvailabilityZone"]) for override in overrides] == [
         ("g5.12xlarge", "us-east-1b"),
         ("g4dn.12xlarge", "us-east-1a"),
     ]
     assert request["SpotOptions"]["MinTargetCapacity"] == 2
     aws_model.valid("ec2", "create_fleet", request)
     for tagged in document(UNIFORM, "fleet", rank=3)["TagSpecifications"]:
-        tags = {one["Key"]: one["Value"] for one in tagged["Tags"]}
+        tags = {tag["Key"]: tag["Value"] for tag in tagged["Tags"]}
         assert tags["srift:publication_id"] == "20261120T030000-ab12" and tags["srift:rank"] == "3"
 
 

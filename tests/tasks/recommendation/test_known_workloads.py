@@ -22,7 +22,7 @@ def test_rows_devices_and_facts_are_listed_by_provider(tmp_path):
     import_measurements(here.warehouse, NOON, measurements=tmp_path / "rows.csv")
     import_measurements(here.warehouse, NOON, workloads=tmp_path / "facts.csv")
     known = known_workloads(here.warehouse, here.settings)
-    found = {(one["workload"], one["provider"]): one for one in known}
+    found = {(row["workload"], row["provider"]): row for row in known}
     both = ("both", "ec2"), ("both", "local")
     assert set(found) == {("vit", "ec2"), *both, ("facts-only", "ec2"), ("conv", ""), ("lm", "")}
     vit, facts = found["vit", "ec2"], found["facts-only", "ec2"]

@@ -45,7 +45,7 @@ def test_a_new_workload_has_no_pilots(tmp_path):
 
 
 def test_without_an_offer_that_has_a_price_there_are_no_pilots(tmp_path):
-    names = frozenset(one.name for one in DescribedMachines().instance_types())
+    names = frozenset(kind.name for kind in DescribedMachines().instance_types())
     here = install(tmp_path, "conv", "new_workload", provider=DescribedMachines(unpriced=names))
     for workload in here.workloads:
         found = pilots_of(here, champion(), replace(workload, goals=DEADLINE))
@@ -68,7 +68,7 @@ class Gpus(DescribedMachines):
         return TYPES
 
     def offers(self, now):
-        return [replace(one, price_as_of=now) for one in synthetic.offers(TYPES)]
+        return [replace(offer, price_as_of=now) for offer in synthetic.offers(TYPES)]
 
     def fits(self, cluster):
         return "" if len(cluster.members) <= 4 else "too many"
@@ -76,7 +76,7 @@ class Gpus(DescribedMachines):
 
 @cache
 def model():
-    types = pd.DataFrame([asdict(one) | {"digest": one.digest} for one in TYPES])
+    types = pd.DataFrame([asdict(kind) | {"digest": kind.digest} for kind in TYPES])
     return Champion(version=1, model=fit(replace(data(), instance_types=types), seed=1))
 
 
@@ -103,9 +103,9 @@ def test_a_guessed_workload_gets_pilots_that_share_its_doubt(tmp_path):
     here = home(tmp_path)
     found = pilots_of(here, model(), new_workload())
     assert found["settled"] is False and len(found["runs"]) == 3
-    after = [one["regret_after"] for one in found["runs"]]
+    after = [run["regret_after"] for run in found["runs"]]
     assert found["regret"] > max(after) and after[0] < 0.8 * found["regret"]
-    assert {one["kind"] for one in found["runs"]} == {"train"}
+    assert {run["kind"] for run in found["runs"]} == {"train"}
     cheap = pilots_of(here, model(), new_workload(samples=100_000))
     assert not cheap["runs"] and "expected to save" in cheap["reason"] and cheap["regret"] > 0
 
@@ -125,12 +125,12 @@ def test_without_a_price_in_the_campaigns_market_the_other_counts(tmp_path):
     """Without an AWS account list prices are known and spot prices are not."""
     here = home(tmp_path)
     sold = [
-        one if one.market == "on-demand" else replace(one, usd_per_hour=None)
-        for one in here.provider.offers(NOON)
+        offer if offer.market == "on-demand" else replace(offer, usd_per_hour=None)
+        for offer in here.provider.offers(NOON)
     ]
     found = pilots_of(here, model(), new_workload(), sold=sold)
     assert found["runs"]
-    assert all(one["market"] == "on-demand" and one["usd"] > 0 for one in found["runs"])
+    assert all(run["market"] == "on-demand" and run["usd"] > 0 for run in found["runs"])
 
 
 def test_a_choice_in_doubt_says_what_to_measure_first(tmp_path):
@@ -159,10 +159,10 @@ def test_the_best_cluster_of_each_kind_of_gpu_is_compared(tmp_path):
     offers = case.offers
     rows = _by_gpu(case)
     best = {row["device"]: row for row in rows}
-    assert best.keys() == {one.instance_type.device for one in offers}
+    assert best.keys() == {offer.instance_type.device for offer in offers}
     assert [row["rank"] for row in rows] == list(range(1, len(best) + 1))
     assert rows[0]["cluster"] == case.plan(top=1).rows[0]["cluster"]
     for device in best:
-        alone = [one for one in offers if one.instance_type.device == device]
+        alone = [offer for offer in offers if offer.instance_type.device == device]
         (row, *_) = replace(case, offers=alone, known=alone).plan(top=1).rows
         assert best[device]["cluster"] == row["cluster"]

@@ -19,9 +19,9 @@ def test_first_choices_are_written_and_unknown_values_left_out(tmp_path):
     ]
     write_metrics(tmp_path / "metrics.prom", rows)
     found = {
-        (one.name.removeprefix("srift_"), one.labels["workload"]): one.value
+        (sample.name.removeprefix("srift_"), sample.labels["workload"]): sample.value
         for family in text_string_to_metric_families((tmp_path / "metrics.prom").read_text())
-        for one in family.samples
+        for sample in family.samples
     }
     assert found["choice_hours", "conv"] == 1.0 and ("choice_hours", ODD) not in found
     assert found["choice_p_meets_constraint", "late"] == 0.4

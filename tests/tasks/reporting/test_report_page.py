@@ -130,5 +130,9 @@ def test_the_page_works_in_a_browser(used):
             page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
             page.get_by_label("All rivals and reasons").check()
             found = Axe().run(page).response["violations"]
-            grave = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+            grave = [
+                violation["id"]
+                for violation in found
+                if violation["impact"] in ("serious", "critical")
+            ]
             assert grave == []

@@ -92,8 +92,8 @@ def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project):
     assert source.travels_as(source.read()) == packed
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         members = tar.getmembers()
-    assert {one.name for one in members} == set(source.files)
-    assert {(one.uid, one.uname, one.mode) for one in members} == {(0, "", 0o644)}
+    assert {member.name for member in members} == set(source.files)
+    assert {(offer.uid, offer.uname, offer.mode) for offer in members} == {(0, "", 0o644)}
 
 
 def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):

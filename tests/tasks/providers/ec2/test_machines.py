@@ -131,7 +131,7 @@ def test_bids_are_within_the_price_that_the_caps_allow_for(home, aws):
     with suppress(NoCapacity), home.acquire(cluster, most=allowed):
         pass
     [request] = [words for name, words in aws.calls if name == "ec2:CreateFleet"]
-    bids = [one["MaxPrice"] for one in request["LaunchTemplateConfigs"][0]["Overrides"]]
+    bids = [override["MaxPrice"] for override in request["LaunchTemplateConfigs"][0]["Overrides"]]
     assert bids and 2 * max(map(float, bids)) <= allowed
     with pytest.raises(NoCapacity), home.acquire(cluster, "r-2", most=0.1):
         pass

@@ -56,7 +56,7 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     assert {o.price_as_of for o in offers} == {NOON}
     spot = provider_of(NARROW.model_copy(update={"markets": ("spot",)}), aws.clients)
     asked = aws.count("pricing:GetProducts")
-    assert spot.offers(NOON) == [one for one in offers if one.market == "spot"]
+    assert spot.offers(NOON) == [offer for offer in offers if offer.market == "spot"]
     assert aws.count("pricing:GetProducts") == asked and spot.packaged_offers() == []
     scores = spot.placement_scores(EAST, ["g5.xlarge"], 4)
     assert scores == {f"us-east-1{zone}": 5 for zone in "abc"}
@@ -86,7 +86,7 @@ def test_without_credentials_it_has_the_package(monkeypatch, profile, says):
     provider = provider_of(Ec2())
     with pytest.raises(ProviderError, match=says):
         provider.offers(NOON)
-    assert any(says in one for one in provider.limits())
+    assert any(says in limit for limit in provider.limits())
     named = {o.instance_type.name: o for o in provider.packaged_offers()}
     assert {(o.market, o.region) for o in named.values()} == {("on-demand", EAST)}
     assert named["g4dn.12xlarge"].usd_per_hour and "m5.large" not in named
@@ -96,7 +96,7 @@ def test_unknown_names_and_types_without_an_image_are_limits():
     wrong = Ec2(regions=("us-esat-1",), instance_types=("gpus", "p4d.24xlarg", "g5.*", "gpu"))
     provider, right = provider_of(wrong), provider_of(Ec2())
     for name in ("us-esat-1", "gpus", "p4d.24xlarg"):
-        assert any(name in one for one in provider.limits()), name
+        assert any(name in limit for limit in provider.limits()), name
     assert len(right.limits()) == len(provider.limits()) - 3 and provider.packaged_offers() == []
     names = {offer.instance_type.name for offer in right.packaged_offers()}
     assert names and "p3dn.24xlarge" not in names
@@ -126,7 +126,7 @@ def test_a_cluster_is_launched_if_the_image_and_the_network_serve_it():
     names = ("p3dn.24xlarge", "p4d.24xlarge", "c7i.xlarge")
     public = provider_of(Ec2(regions=(EAST, "us-west-2"), instance_types=names))
     private = provider_of(Ec2(instance_types=names, subnets="private"))
-    offers = {(one.instance_type.name, one.region): one for one in public.packaged_offers()}
+    offers = {(offer.instance_type.name, offer.region): offer for offer in public.packaged_offers()}
     volta, ampere, processor = (offers[name, EAST] for name in names)
     assert public.fits(Cluster.of((1, ampere), (1, volta))) == ""
     for other in (processor, offers["p4d.24xlarge", "us-west-2"]):

@@ -87,7 +87,7 @@ def test_a_lease_with_its_controller_is_left_alone_until_its_deadline(home, aws)
 
 def test_every_region_is_swept_whoever_launched(home, aws, theirs):
     sentences = home.reap()
-    assert len(sentences) == 4 and sum("eu-west-1" in one for one in sentences) == 2
+    assert len(sentences) == 4 and sum("eu-west-1" in sentence for sentence in sentences) == 2
     assert aws.alive() == [] and aws.account.groups == aws.account.placements == {}
 
 

@@ -64,14 +64,16 @@ def requests(spec=SPEC, cluster=WANTED):
 def interfaces(spec, cluster=P4D):
     data = requests(spec, cluster)["CreateLaunchTemplate"]["LaunchTemplateData"]
     found = data["NetworkInterfaces"]
-    assert all(one["Groups"] == ["sg-1"] and "SubnetId" not in one for one in found)
+    assert all(
+        interface["Groups"] == ["sg-1"] and "SubnetId" not in interface for interface in found
+    )
     return found
 
 
 def test_only_allowed_markets_and_known_prices_are_attempted():
     assert [attempt.market for attempt in attempts(WANTED, OFFERS, ZONES, ("spot",))] == ["spot"]
     assert [attempt.market for attempt in attempts_of(P4D)] == ["on-demand"]
-    unknown = [replace(one, usd_per_hour=None) for one in OFFERS]
+    unknown = [replace(offer, usd_per_hour=None) for offer in OFFERS]
     assert attempts(Cluster.of((1, unknown[0])), unknown, ZONES, BOTH) == []
     [spot, _] = attempts(WANTED, OFFERS, [*ZONES[1:], "us-east-1f"], BOTH)
     assert list(spot.clusters) == ZONES[1:]
@@ -87,7 +89,7 @@ def test_a_fleet_is_all_or_none_in_one_zone_and_spot_up_to_a_price(cluster):
     assert options["MinTargetCapacity"] == 2
     assert fleet["TargetCapacitySpecification"]["SpotTargetCapacity"] == (2 if spot else 0)
     [config] = fleet["LaunchTemplateConfigs"]
-    prices = [(one["SubnetId"], one.get("MaxPrice")) for one in config["Overrides"]]
+    prices = [(override["SubnetId"], override.get("MaxPrice")) for override in config["Overrides"]]
     most = ("0.2500", "0.2250", "0.5260") if spot else (None, None, None)
     assert prices == list(zip(SPEC.subnets.values(), most, strict=True))
     assert "CreatePlacementGroup" not in requests(cluster=Cluster.of((1, cluster.members[0])))
@@ -110,10 +112,13 @@ def test_every_network_card_is_attached_in_private_subnets(cards, expected):
     types = {"p4d.24xlarge": kind(*cards)}
     found = interfaces(replace(SPEC, choices=Ec2(subnets="private"), types=types))
     kinds = [
-        (one.get("NetworkCardIndex", 0), one["DeviceIndex"], one["InterfaceType"]) for one in found
+        (interface.get("NetworkCardIndex", 0), interface["DeviceIndex"], interface["InterfaceType"])
+        for interface in found
     ]
     assert kinds == expected
-    assert len(found) == 1 or not any("AssociatePublicIpAddress" in one for one in found)
+    assert len(found) == 1 or not any(
+        "AssociatePublicIpAddress" in interface for interface in found
+    )
     [first] = interfaces(replace(SPEC, types=types), Cluster.of((1, ON_DEMAND)))
     assert first.get("InterfaceType") == ("efa" if 0 in cards else None)
     assert first["AssociatePublicIpAddress"] is True

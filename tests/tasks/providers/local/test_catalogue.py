@@ -48,7 +48,7 @@ def machine(isolation=ROOT, shares=GROUPS, types=TYPES):
 
 
 def of(local, *names):
-    offers = {one.instance_type.name: one for one in local.offers(NOON)}
+    offers = {offer.instance_type.name: offer for offer in local.offers(NOON)}
     return Cluster(members=tuple(offers[name] for name in names))
 
 
@@ -72,7 +72,7 @@ def test_a_quota_on_ourselves_is_shared_out_and_no_more(monkeypatch):
 
 def test_an_ordinary_user_is_offered_whole_cores_and_reads_why():
     user = machine(USER, CpuShares(why_not="/sys/fs/cgroup: Permission denied"))
-    assert [one.name for one in user.instance_types()] == ["whole"]
+    assert [kind.name for kind in user.instance_types()] == ["whole"]
     first, _ = user.limits()
     assert "part" in first and "Permission denied" in first
     assert "not on offer" in user.fits(of(machine(), "part"))

@@ -120,14 +120,14 @@ def test_the_processes_of_a_lease_are_ended_and_its_dollars_counted(tmp_path, sl
     local = provider(tmp_path, LEASE, replace(LEASE, lease_id="two"))
     first, second = local.reap(NOON + timedelta(minutes=10))
     assert "1 processes" in first and "0 processes" in second and sleeper.status() == "zombie"
-    assert [one.usd for one in local.ended()] == [pytest.approx(0.06)] * 2
+    assert [lease.usd for lease in local.ended()] == [pytest.approx(0.06)] * 2
 
 
 def test_nothing_is_paid_beyond_the_deadline_however_late_the_reaper(local):
     morning = NOON + timedelta(hours=9)
-    assert [one.usd_until(morning) for one in local.leases()] == [pytest.approx(0.36)]
+    assert [lease.usd_until(morning) for lease in local.leases()] == [pytest.approx(0.36)]
     local.reap(morning)
-    assert [one.usd for one in local.ended()] == [pytest.approx(0.36)]
+    assert [lease.usd for lease in local.ended()] == [pytest.approx(0.36)]
 
 
 def test_a_recycled_process_number_is_left_alone(sleeper):
@@ -139,14 +139,14 @@ def test_a_recycled_process_number_is_left_alone(sleeper):
 def test_a_live_controllers_lease_is_ended_only_at_its_deadline_in_any_container(tmp_path):
     local = provider(tmp_path, LEASE, alive=True)
     assert local.reap(NOON) == []
-    assert [one.controller_alive for one in local.leases()] == [True]
+    assert [lease.controller_alive for lease in local.leases()] == [True]
     assert len(local.reap(LEASE.deadline_at)) == 1 and local.leases() == []
 
 
 def test_leases_of_another_home_are_left_alone(tmp_path):
     here, there = provider(tmp_path / "here"), provider(tmp_path / "there", LEASE)
     assert here.reap(NOON + timedelta(days=1)) == []
-    assert [one.lease_id for one in there.leases()] == ["one"]
+    assert [lease.lease_id for lease in there.leases()] == ["one"]
 
 
 def test_revocations_follow_the_hazard_and_the_seed():
