@@ -75,7 +75,7 @@ def overdue(block: Any, deployment: str) -> AutomationCore:
     )
 
 
-def announced(block: Any, event: str, subject: str) -> AutomationCore:
+def notify_on_event(block: Any, event: str, subject: str) -> AutomationCore:
     """Return an automation that sends a notification when a flow emits `event`.
 
     block: id of the Prefect notification block that sends the notification.
@@ -117,7 +117,7 @@ def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """
     kind, _, name = notify.partition("/")
     block = client.read_block_document_by_name(name=name, block_type_slug=kind).id
-    wanted = [announced(block, event, subject) for event, subject in SUBJECTS.items()]
+    wanted = [notify_on_event(block, event, subject) for event, subject in SUBJECTS.items()]
     for deployment in client.read_deployments():
         scheduled = any(schedule.active for schedule in deployment.schedules)
         if scheduled and deployment.entrypoint == "flows.refresh.refresh":

@@ -245,7 +245,7 @@ def _in_state(*types: str, **more: Any) -> FlowRunFilter:
 
 
 @contextmanager
-def serving(service: Service, prefect_file: Path) -> Iterator[None]:
+def serve(service: Service, prefect_file: Path) -> Iterator[None]:
     """Start the servers and the worker, run the `with` block, and end all processes.
 
     Raises UpError if a process does not start or a `prefect` command fails.
@@ -291,7 +291,7 @@ def main() -> None:
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
     try:
-        with serving(service, options.prefect_file.resolve()):
+        with serve(service, options.prefect_file.resolve()):
             say(f"Prefect  {service.api.removesuffix('/api')}")
             say(f"MLflow   http://{HOST}:{options.mlflow_port}")
             say(f"log in   as {USER} with the password in {service.home / FILE}")

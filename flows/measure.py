@@ -14,8 +14,8 @@ from flows.reap import reap
 from models.campaign.shopping_list import PlannedLaunch
 from tasks.campaign.campaign import (
     affordable,
-    outdating,
     serve_launch,
+    torch_mismatch,
     with_requirements_installed,
     within,
 )
@@ -136,7 +136,7 @@ def _serve(
     made, refresh_id = [], tally.refresh_id
     if tally.cap_usd:
         refuse_unless_swept(workspace, datetime.now(UTC))
-        if warning := outdating(workspace):
+        if warning := torch_mismatch(workspace):
             reporter().say(warning)
         if workspace.spends_money:
             keep_spending(workspace, datetime.now(UTC))

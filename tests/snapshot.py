@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from tasks.providers.ec2.catalogue import described, family, several_interfaces
+from tasks.providers.ec2.catalogue import family, instance_types_of, several_interfaces
 from tasks.providers.ec2.prices import known_price
 from tasks.providers.ec2.snapshot import FILE, LISTED_REGION
 
@@ -61,7 +61,7 @@ def _undedicated(price, least):
 def combined(answers, offered, prices):
     """`instance_types` of the file. `offered`: region -> types; `prices`: type -> region -> usd."""
     rows = {}
-    for kind in described(answers):
+    for kind in instance_types_of(answers):
         usd = {region: None for region, names in offered.items() if kind.name in names}
         usd |= prices.get(kind.name, {})
         values = (getattr(kind, column) for column in COLUMNS[:-1])

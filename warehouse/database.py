@@ -211,7 +211,7 @@ class Warehouse:
                 f" {self._wait_s:g} s; nothing was changed. Try again"
             )
         try:
-            with explaining(self.path):
+            with explain_errors(self.path):
                 yield
         finally:
             _IN_THIS_PROCESS.release()
@@ -241,7 +241,7 @@ class Warehouse:
 
 
 @contextmanager
-def explaining(path: Path, repair: str = _RESTORE) -> Iterator[None]:
+def explain_errors(path: Path, repair: str = _RESTORE) -> Iterator[None]:
     """Convert DuckDB errors in the block to WarehouseError.
 
     Only I/O errors and signs of a damaged file are converted. Other errors are raised unchanged.
@@ -251,12 +251,12 @@ def explaining(path: Path, repair: str = _RESTORE) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        if problem := explained(path, error, repair):
+        if problem := explain_error(path, error, repair):
             raise problem from error
         raise
 
 
-def explained(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> WarehouseError | None:
+def explain_error(path: Path, error: duckdb.Error, repair: str = _RESTORE) -> WarehouseError | None:
     """Return the WarehouseError that explains a DuckDB error of the database file at `path`.
 
     Returns None if the error is neither an I/O error nor a sign of a damaged file.
@@ -390,7 +390,7 @@ def roll_back(connection: Connection) -> None:
         connection.rollback()
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return the text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 

@@ -24,9 +24,9 @@ from .database import (
     Warehouse,
     WarehouseMissing,
     create_views,
-    explaining,
+    explain_errors,
     fsync,
-    quoted,
+    quote,
     rows_of_query,
     select,
 )
@@ -74,7 +74,7 @@ def export(warehouse: Warehouse, folder: Path) -> list[Path]:
     with ExitStack() as leftovers:
         for target in targets:
             leftovers.callback(_beside(target).unlink, missing_ok=True)
-        with explaining(database):
+        with explain_errors(database):
             _write(warehouse, folder, database)
         for target in targets:
             fsync(_beside(target))
@@ -96,7 +96,7 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
         comments = connection.execute(_COMMENTS, names).fetchall()
     with duckdb.connect() as connection:
         connection.execute(
-            f"attach {quoted(str(_beside(database)))} as published (storage_version '{_STORAGE}')"
+            f"attach {quote(str(_beside(database)))} as published (storage_version '{_STORAGE}')"
         )
         connection.execute("use published")
         for name, rows in tables.items():
@@ -104,12 +104,12 @@ def _write(warehouse: Warehouse, folder: Path, database: Path) -> None:
             connection.execute(f"create table {name} as select * from incoming")
         create_views(connection, only=VIEWS)
         for place, comment in comments:
-            connection.execute(f"comment on {place} is {quoted(comment)}")
+            connection.execute(f"comment on {place} is {quote(comment)}")
         for name, kind in product(FILES, _KINDS):
             columns = "*"
             if (name, kind) == ("recommendations", "csv"):
                 columns = "* replace (to_json(cluster_offers) as cluster_offers)"
-            path = quoted(str(_beside(folder / f"{name}.{kind}")))
+            path = quote(str(_beside(folder / f"{name}.{kind}")))
             connection.execute(f"copy (select {columns} from {name}) to {path} (format {kind})")
         connection.execute("checkpoint published")
         connection.execute("use memory")
@@ -144,7 +144,7 @@ def read_published(
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
     """
-    with _opened(folder) as connection:
+    with _open(folder) as connection:
         return select(connection, relation, params)
 
 
@@ -157,7 +157,7 @@ def ledger_summary(folder: Path, provider: str) -> dict[str, Any]:
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
     """
-    with _opened(folder) as connection:
+    with _open(folder) as connection:
         rows = rows_of_query(connection, (SQL_FOLDER / "report/ledger_summary.sql").read_text())
     return next((row for row in rows if row["provider"] == provider), {})
 
@@ -168,19 +168,19 @@ def published_rows(folder: Path) -> list[dict[str, Any]]:
     Raises WarehouseMissing if nothing is published, and WarehouseDamaged if the copy cannot be
     read.
     """
-    with _opened(folder) as connection:
+    with _open(folder) as connection:
         rows = rows_of_query(connection, "select * from recommendations")
     return [{name: _plain(value) for name, value in row.items()} for row in rows]
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Connection]:
+def _open(folder: Path) -> Iterator[Connection]:
     """Yield a read-only connection to the published copy in `folder`."""
     path = folder / "recommendations.duckdb"
     if not path.exists():
         raise WarehouseMissing(f"nothing has been published in {folder} yet: run `srift refresh`")
     with (
-        explaining(path, repair="`srift refresh --max-usd 0` writes it again"),
+        explain_errors(path, repair="`srift refresh --max-usd 0` writes it again"),
         duckdb.connect(str(path), read_only=True) as connection,
     ):
         yield connection

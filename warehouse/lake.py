@@ -27,8 +27,8 @@ from .database import (
     WarehouseError,
     create_tables,
     create_views,
-    explained,
-    quoted,
+    explain_error,
+    quote,
     raw_tables,
     roll_back,
     schema_digest,
@@ -74,7 +74,7 @@ class SharedWarehouse(Warehouse):
 
         Raises WarehouseError if PostgreSQL does not answer.
         """
-        with self._explained(), _session(self.lake).cursor(_TABLES_FIRST) as connection:
+        with self._explain_errors(), _session(self.lake).cursor(_TABLES_FIRST) as connection:
             return schema_digest(connection) is not None
 
     def create(self) -> None:
@@ -86,7 +86,7 @@ class SharedWarehouse(Warehouse):
         """Copy the rows of `file` that this warehouse lacks, and return {table: number of rows}."""
         self.create()
         with file.read() as old, self.transact() as connection:
-            copied = {name: _copied(old, connection, name) for name in raw_tables(old)}
+            copied = {name: _copy(old, connection, name) for name in raw_tables(old)}
             held = "select distinct import_id, row_digest from raw_imports"
             connection.register("incoming", old.execute(held).to_arrow_table())
             elsewhere = (
@@ -127,7 +127,7 @@ class SharedWarehouse(Warehouse):
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[Connection]:
-        with self._explained(), ExitStack() as opened:
+        with self._explain_errors(), ExitStack() as opened:
             if not read_only:
                 opened.enter_context(self._turn())
             session = _session(self.lake)
@@ -163,12 +163,12 @@ class SharedWarehouse(Warehouse):
                 roll_back(connection)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Convert errors of DuckDB, DuckLake and PostgreSQL to WarehouseError."""
         try:
             yield
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
-            if isinstance(problem := explained(self.path, error), DiskFull):
+            if isinstance(problem := explain_error(self.path, error), DiskFull):
                 raise problem from error
             _session.cache_clear()  # a broken connection stays broken
             if isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower():
@@ -188,19 +188,19 @@ class _Session:
         self._connection = duckdb.connect(config=NO_DOWNLOADS)
         in_s3 = lake.data.startswith("s3://")
         for name in ("postgres_scanner", "ducklake", *(("httpfs", "aws") if in_s3 else ())):
-            self._connection.execute(f"load {quoted(str(_extension(name)))}")
+            self._connection.execute(f"load {quote(str(_extension(name)))}")
         if in_s3:
             self._connection.execute(
                 f"create secret (type s3, provider credential_chain{_endpoint()})"
             )
         address = _address(lake)
-        self._connection.execute(f"attach {quoted(address)} as turns (type postgres, read_only)")
+        self._connection.execute(f"attach {quote(address)} as turns (type postgres, read_only)")
         with self.cursor(_VIEWS_FIRST) as opening:
             opening.begin()
             lock(opening, _OPENER, TURN_S)  # DuckLake's tables are created only once
             self._connection.execute(
-                f"attach {quoted('ducklake:postgres:' + address)} as shared"
-                f" (data_path {quoted(lake.data)}, metadata_schema {quoted(_SCHEMA)})"
+                f"attach {quote('ducklake:postgres:' + address)} as shared"
+                f" (data_path {quote(lake.data)}, metadata_schema {quote(_SCHEMA)})"
             )
             opening.rollback()
 
@@ -273,7 +273,7 @@ def _holder(connection: Connection) -> str:
 
 def _ask(connection: Connection, query: str) -> list[tuple[object, ...]]:
     """Run the query in PostgreSQL, and return its rows."""
-    return connection.execute(f"select * from postgres_query('turns', {quoted(query)})").fetchall()
+    return connection.execute(f"select * from postgres_query('turns', {quote(query)})").fetchall()
 
 
 def _extension(name: str) -> Path:
@@ -294,7 +294,7 @@ def _endpoint() -> str:
     if not url.netloc:
         return ""
     secure = "true" if url.scheme == "https" else "false"
-    return f", endpoint {quoted(url.netloc)}, url_style 'path', use_ssl {secure}"
+    return f", endpoint {quote(url.netloc)}, url_style 'path', use_ssl {secure}"
 
 
 def _address(lake: Lake) -> str:
@@ -306,7 +306,7 @@ def _address(lake: Lake) -> str:
     return dsn
 
 
-def _copied(old: Connection, connection: Connection, table: str) -> int:
+def _copy(old: Connection, connection: Connection, table: str) -> int:
     """Copy missing rows of `table` from `old` to `connection`, and return their number.
 
     If the table stores the order of insertion (`noted_order`), the copied rows keep this order.

@@ -110,7 +110,7 @@ def training_digest(frames: dict[str, pd.DataFrame]) -> str:
     return whole.hexdigest()[:16]
 
 
-def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
+def advised_rates(warehouse: Warehouse, provider: str) -> dict[str, float]:
     """Return the provider's spot interruption rates, {instance type: interruptions per hour}.
 
     A rate is the mean over the instance type's newest spot offers in all regions and zones.
@@ -125,7 +125,7 @@ def advised(warehouse: Warehouse, provider: str) -> dict[str, float]:
         return dict(connection.execute(query, [provider]).fetchall())
 
 
-def launched(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
+def launch_events(warehouse: Warehouse, provider: str) -> dict[str, pd.DataFrame]:
     """Return events of past launches, such as starts, refusals and restarts, as {name: frame}.
 
     A name is either a mart ("checkpoints", "compilations" or "restarts") or the name of a file in
@@ -201,7 +201,7 @@ def lease_spend(
         return rows_of_query(connection, query, {"provider": provider, "since": in_utc(since)})
 
 
-def reported(warehouse: Warehouse) -> dict[str, list[dict[str, Any]]]:
+def report_rows(warehouse: Warehouse) -> dict[str, list[dict[str, Any]]]:
     """Run the queries report/*.sql, and return {file name without suffix: rows}."""
     with warehouse.read() as connection:
         return {

@@ -251,13 +251,13 @@ def offers(
     as_json: Json = False,
 ) -> None:
     """List instance types with devices, bandwidth, prices and spot risk, cheapest first."""
-    from tasks.market.offers import listed
+    from tasks.market.offers import list_offers
     from tasks.reporting.tables import print_offers
     from tasks.workspace.workspace import open_workspace
 
     settings()
     wanted = _filters(market=market, instance_type=instance_type)
-    show(as_json, listed(open_workspace(provider), wanted), print_offers)
+    show(as_json, list_offers(open_workspace(provider), wanted), print_offers)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..domain.cluster import Cluster, InstanceType, cluster_name
 from ..domain.setup_table import Key, modes_of, row_key, setup_key
-from ..domain.workload import MODES, Mode, Setup, Workload, joined
+from ..domain.workload import MODES, Mode, Setup, Workload, join_numbers
 from ..job.compilation import prior_s
 from ..planner.batch_split import Line, finish_together, global_batches
 from ..planner.compression import runs_on
@@ -129,8 +129,8 @@ class PlannedRun:
             "kind": self.kind,
             "workload": self.workload,
             "cluster": self.cluster,
-            "layout": joined(self.devices or (1,)),
-            "batch_per_device": profiled if self.kind == "profile" else joined(self.batches),
+            "layout": join_numbers(self.devices or (1,)),
+            "batch_per_device": profiled if self.kind == "profile" else join_numbers(self.batches),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
         }

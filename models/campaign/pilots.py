@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..planner.choice_rule import weighed
+from ..planner.choice_rule import with_penalty
 from .value_of_information import (
     Belief,
     ChoiceSet,
@@ -86,13 +86,13 @@ def choose_pilots(
             value = (belief.mean_shift(left)[:, question.places] ** 2).mean(axis=1)
         chosen.append(left.pop(int(np.argmax(value.round(9)))))
         belief = belief.given(chosen[-1])
-    regret, *after = simulated(question, now, chosen, seed=seed)
+    regret, *after = simulate_regret(question, now, chosen, seed=seed)
     return Pilots(
         chosen=tuple(place - first for place in chosen), regret=regret, after=tuple(after)
     )
 
 
-def simulated(
+def simulate_regret(
     question: OpenChoice, belief: Belief, pilots: Sequence[int], *, seed: int
 ) -> Iterator[float]:
     """Yield the mean regret of a choice without pilots, then the mean regret after each pilot.
@@ -104,7 +104,7 @@ def simulated(
     random, places = np.random.default_rng(seed), question.places
     truth = random.multivariate_normal(*belief[:2], _TRUTHS, method="eigh", check_valid="ignore")
     measured = random.normal(truth, np.sqrt(belief.noise))
-    loss = weighed(question.goal, *aim_and_meeting(question, truth[:, places], np.zeros(1)))
+    loss = with_penalty(question.goal, *aim_and_meeting(question, truth[:, places], np.zeros(1)))
     for place in (None, *pilots):
         if place is not None:
             belief = belief.given(place, measured[:, place])

@@ -96,7 +96,7 @@ class WorkloadValues(NamedTuple):
         regret[place] = 0.0
         return self._replace(belief=self.belief.given(place), regret=regret)
 
-    def computed(self) -> WorkloadValues:
+    def recompute(self) -> WorkloadValues:
         """Return the values with `regret` computed again from `belief`."""
         # Planned runs never raise a value, so runs whose value is 0 are skipped.
         left = [place for place in self.places.values() if self.regret[place] > 0]
@@ -169,7 +169,7 @@ class Knowledge:
                 and model.knows((name, mode_of(row)), types_of(row["cluster"]))
             ]
             if mine and choice_set.questions:
-                self.values[name] = _valued(choice_set, mine, model, new[-_MOST_FRESH:])
+                self.values[name] = _values_of(choice_set, mine, model, new[-_MOST_FRESH:])
 
     def saves(self, run: PlannedRun) -> float | None:
         """Return by how much `run` is expected to lower regret.
@@ -216,7 +216,7 @@ class Knowledge:
     def revalue(self, workloads: Iterable[str]) -> None:
         """Compute the run values of `workloads` again, after further runs were planned."""
         for name in self.values.keys() & set(workloads):
-            self.values[name] = self.values[name].computed()
+            self.values[name] = self.values[name].recompute()
 
     def reason(self, run: PlannedRun) -> str:
         """Return a text that explains why `run` is planned."""
@@ -247,7 +247,7 @@ def _identity(row: Mapping[str, Any], devices: Mapping[str, int]) -> Feature:
     return kind, (trained, members[0]) if kind == "profile" else members
 
 
-def _valued(
+def _values_of(
     choice_set: ChoiceSet,
     runs: Sequence[PlannedRun],
     model: Model,
@@ -274,4 +274,4 @@ def _valued(
         belief = belief.given(place, np.log(row["step_s"]))
     places = {run: place for place, run in enumerate(valued, start=first)}
     unknown = np.ones(len(belief.mean))
-    return WorkloadValues(choice_set.questions, belief, places, regret=unknown).computed()
+    return WorkloadValues(choice_set.questions, belief, places, regret=unknown).recompute()

@@ -28,7 +28,7 @@ from ..domain.numeric import Z_90, FloatArray, IntArray
 from ..domain.workload import Goal, Setup, Workload
 from ..job.cost import JobCosts, job_costs
 from ..job.job_conditions import STATED, JobConditions
-from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, weighed
+from ..planner.choice_rule import Meeting, drawn_meeting, losses, normal_meeting, with_penalty
 from ..planner.ranking import best_of_each
 
 # Maps n setups to mean (n,), covariance (n, n) and noise (n,) of log step seconds.
@@ -134,7 +134,7 @@ def gain(
     mean = belief.mean[question.places] + shift * _NODES[:, None]
     variance = np.maximum(belief.variance[question.places] - shift**2, 0.0)
     found = aim_and_meeting(question, mean, variance)
-    picks, loss = choices(question, *found), weighed(question.goal, *found)
+    picks, loss = choices(question, *found), with_penalty(question.goal, *found)
     saved = loss[..., now] - np.take_along_axis(loss, picks[..., None], axis=-1)[..., 0]
     return np.maximum(saved @ _WEIGHTS, 0.0), (picks != now) @ _WEIGHTS
 
@@ -232,7 +232,7 @@ def choice_set_of(
     irreducible = np.log(costs.drawn["hours"] / costs.expected_by_draw["hours"])
     fixed = costs.conditions.startup_s / 3600
     variable = np.maximum(costs.expected["hours"] - fixed, 1e-12)
-    contending = {goal: _contending(goal, costs) for goal in workload.goals}
+    contending = {goal: _contenders(goal, costs) for goal in workload.goals}
     contending = {goal: picked for goal, picked in contending.items() if len(picked) > 1}
     chosen = sorted(set().union(*contending.values()))
     questions = [
@@ -252,7 +252,7 @@ def choice_set_of(
     return ChoiceSet(setups=setups, questions=tuple(questions))
 
 
-def _contending(goal: Goal, costs: JobCosts) -> IntArray:
+def _contenders(goal: Goal, costs: JobCosts) -> IntArray:
     """Return the positions of the setups that compete for `goal`, in ascending order.
 
     `choice_set_of` describes the selection. A setup whose expected hours or dollars are unknown is

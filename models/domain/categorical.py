@@ -10,7 +10,7 @@ from .numeric import IntArray
 Value = TypeVar("Value", bound=Hashable)
 
 
-def numbered(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
+def distinct_rows(rows: Iterable[Value]) -> tuple[tuple[Value, ...], IntArray]:
     """Return the distinct rows, and for each row its position in the distinct rows.
 
     For example, `["b", "a", "b"]` gives `("b", "a")` and `[0, 1, 0]`.

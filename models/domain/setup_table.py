@@ -12,7 +12,7 @@ import pandas as pd
 
 from .cluster import InstanceType, cluster_name, parse_cluster, parse_numbers
 from .suggestions import nearest_names
-from .workload import MODE_COLUMNS, Mode, Setup, joined
+from .workload import MODE_COLUMNS, Mode, Setup, join_numbers
 
 Numbers = tuple[int, ...]
 Row = dict[Any, Any]
@@ -76,7 +76,7 @@ def in_canonical_order(frame: pd.DataFrame, devices: dict[str, int]) -> pd.DataF
         numbers = machines_of(cluster, layout.strip(), batch, devices)
         machines = sorted(zip(types_of(cluster), *numbers, strict=True), key=itemgetter(0))
         types, used, share = zip(*machines, strict=True)
-        texts.append((cluster_name(types), joined(used), joined(share)))
+        texts.append((cluster_name(types), join_numbers(used), join_numbers(share)))
     return pd.DataFrame(texts, frame.index, names)
 
 

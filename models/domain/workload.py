@@ -304,14 +304,14 @@ class Setup:
         return {
             "workload": self.workload,
             "cluster": self.cluster.name,
-            "layout": joined(self.layout),
-            "batch_per_device": joined(self.batch_per_device),
+            "layout": join_numbers(self.layout),
+            "batch_per_device": join_numbers(self.batch_per_device),
             "accumulation_steps": self.accumulation_steps,
             **self.mode._asdict(),
             "provider": self.cluster.members[0].instance_type.provider,
         }
 
 
-def joined(numbers: tuple[int, ...]) -> str:
+def join_numbers(numbers: tuple[int, ...]) -> str:
     """Join numbers by `+`: (8, 4) gives `8+4`. Equal numbers are written once: (8, 8) gives `8`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))

@@ -34,7 +34,7 @@ from scipy.special import gammaincinv, ndtri, pdtrik
 
 from ..domain.numeric import FloatArray, IntArray
 from .checkpoints import best_interval, pieces
-from .interruption_rates import passing
+from .interruption_rates import short_job_weight
 
 STARTUP_S = 12.0  # prior seconds to start local hosts, agents and torchrun, until the first step
 _LEAST_HAZARD = 1e-9  # per hour; below it, differences of exponentials lose all digits
@@ -124,7 +124,7 @@ def drawn_hours(
     - The second models bunches of interruptions. Its variance is
       (1 + `conditions.bunching` x (1 + passing(expected_work_hours))) x (1 + 1/n) - 1.
 
-    `passing` is in interruption_rates.py. Checkpoints divide the training steps into n pieces. A
+    `short_job_weight` is in interruption_rates.py. Checkpoints divide the steps into n pieces. A
     piece is repeated until it succeeds, so its number of interruptions is geometric, not Poisson.
     The factor 1 + 1/n adds the missing variance.
 
@@ -199,7 +199,7 @@ def _rate(
     repeats: 1/n, if checkpoints divide the training steps into n pieces. It adds the variance
         that `drawn_hours` describes. 0 adds no variance.
     """
-    bunching = conditions.bunching * (1 + passing(work_hours))
+    bunching = conditions.bunching * (1 + short_job_weight(work_hours))
     varying = (1 + bunching) * (1 + repeats) - 1
     return _gamma_quantile(doubted, conditions.doubt) * _gamma_quantile(shock, varying)
 

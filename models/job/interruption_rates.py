@@ -56,7 +56,7 @@ _AHEAD = 4.0
 _SHARED = (1.0, 1.0)  # Beta prior of the share of interruptions that take all machines of a pool
 
 
-def passing(hours: ArrayLike) -> FloatArray:
+def short_job_weight(hours: ArrayLike) -> FloatArray:
     """Return tau / (tau + hours), with tau = 24 hours: near 1 for short jobs, near 0 for long jobs.
 
     The demand for spot machines has peaks of about 24 hours, which average out in long jobs. The
@@ -166,7 +166,7 @@ def fit_hazard(
     information = np.bincount(at, expected / (1 + expected))
     doubt = (1 / (_TYPE_SD**2 + offset_sd**2) + information) ** -0.5
     zone_rate = pd.Series((1 + count) / (1 + expected) * rate, pools.index)
-    bunching = _bunching(windows, zone_rate)
+    bunching = _rate_variance(windows, zone_rate)
     # The rate of a zone drifts, so its observations count for at most 1 / bunching interruptions.
     weight = 1 / (1 + bunching * expected)
     posterior = np.column_stack([1 + weight * count, 1 / rate + weight * hours])
@@ -175,11 +175,11 @@ def fit_hazard(
         zones=dict(zip(pools.index, posterior, strict=True)),
         offset=(best[-1], offset_sd),
         bunching=bunching,
-        shared=_shared(together),
+        shared=_whole_pool_share(together),
     )
 
 
-def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
+def _rate_variance(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     """Estimate the relative variance of the interruption rate over time.
 
     The estimate is large if the numbers of interruptions vary more than Poisson numbers would.
@@ -189,13 +189,13 @@ def _bunching(windows: pd.DataFrame, zone_rate: pd.Series[float]) -> float:
     pools = pd.MultiIndex.from_frame(windows[["instance_type", "zone"]])
     hours, count = windows[["hours", "interruptions"]].to_numpy(float).T
     expected = zone_rate.loc[pools].to_numpy() * hours
-    felt = 1 / _AHEAD + float(passing(hours @ expected / max(expected.sum(), 1e-300)))
+    felt = 1 / _AHEAD + float(short_job_weight(hours @ expected / max(expected.sum(), 1e-300)))
     excess = float(np.sum((count - expected) ** 2 - expected))
     weight = float(np.sum(expected**2)) + _BUNCHING_WEIGHT
     return max(excess / felt + _BUNCHING_WEIGHT * _BUNCHING, 0.0) / weight
 
 
-def _shared(together: pd.DataFrame | None) -> float:
+def _whole_pool_share(together: pd.DataFrame | None) -> float:
     """Return the share of interrupted machines that were lost together with their whole pool.
 
     A pool is all machines of one instance type and zone in a launch. `fit_hazard` describes

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..domain.setup_table import types_of
 from ..step_time.dataset import TrainingData, valid_runs, workload_facts
-from ..step_time.model import all_introduced, fit
+from ..step_time.model import fit, introduce_all
 from .cross_validation import STEP, machines, scores
 
 PREDICTED = ("predicted_step_s", "low_s", "high_s")
@@ -42,7 +42,7 @@ def backtest(data: TrainingData, test: pd.DataFrame, *, seed: int) -> pd.DataFra
     types = data.instance_types.merge(pd.DataFrame({"name": sorted(names)}), how="outer")
     model = fit(replace(data, instance_types=types), seed=seed)
     rows = replace(data, runs=test)  # facts that test rows state about their workload may be used
-    model = all_introduced(model, workload_facts(rows) | workload_facts(data))
+    model = introduce_all(model, workload_facts(rows) | workload_facts(data))
     found = pd.DataFrame(np.nan, setups.index, list(PREDICTED)).assign(unpredicted="")
     for _, same in setups.groupby([name for name in _KIND if name in setups], dropna=False):
         try:

@@ -105,7 +105,7 @@ def _setups(rows: pd.DataFrame) -> list[str]:
     return [f"{work} on {name}" for work, name in zip(_labels(rows), clusters, strict=True)]
 
 
-def fitted(
+def fit_and_score(
     data: TrainingData, *, seed: int, each: Each = map
 ) -> tuple[StepTimeModel, pd.DataFrame]:
     """Return the model fitted to all data, and a frame of held-out predictions.
@@ -144,12 +144,12 @@ def _held_out_scores(work: HeldOut, *, seed: int) -> pd.DataFrame | None:
     split, group, training, rows = work
     try:
         model = fit(training, seed=seed)
-        return _scored(rows, model).assign(split=split, group=group)
+        return _score(rows, model).assign(split=split, group=group)
     except ValueError:
         return None
 
 
-def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
+def _score(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the model's predictions of the runs in `rows`, next to the measured step times."""
     return model.predict(rows)[STEP].assign(
         row=rows.index,
@@ -162,9 +162,9 @@ def _scored(rows: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
 def summarise(scored: pd.DataFrame) -> pd.DataFrame:
     """Return errors and interval coverage, with a row for each split and group of held-out runs.
 
-    `scored` is the frame that `fitted` returns. The columns of the result are COLUMNS. Each split
-    also has a row for the group "all", which has all its runs. `median_width` is the median of
-    (high - low) / predicted.
+    `scored` is the frame that `fit_and_score` returns. The columns of the result are COLUMNS. Each
+    split also has a row for the group "all", which has all its runs. `median_width` is the median
+    of (high - low) / predicted.
     """
     rows = [
         {"split": split, "group": name, **scores(group)}
@@ -196,7 +196,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
 
     `known_of` defines which workloads and instance types are known. The runs that the model was
     trained on are included, and their errors are smaller. The result has the columns row, run_id,
-    setup, measured_s, step_s, step_low_s and step_high_s, which `fitted` describes.
+    setup, measured_s, step_s, step_low_s and step_high_s, which `fit_and_score` describes.
     """
     known = known_of(model, data)
     runs = valid_runs(data.runs).reset_index(drop=True)
@@ -204,7 +204,7 @@ def predictions_of(model: StepTimeModel, data: TrainingData) -> pd.DataFrame:
         f"workload {name}" in known and all(f"instance type {name}" in known for name in types)
         for name, types in zip(_labels(runs), runs["cluster"].map(types_of), strict=True)
     ]
-    return _scored(runs[np.array(predictable, bool)], model)
+    return _score(runs[np.array(predictable, bool)], model)
 
 
 def known_of(model: StepTimeModel, data: TrainingData) -> set[str]:

@@ -45,7 +45,7 @@ def verdict(
 
     Args:
         data: one provider's measurements.
-        scored: held-out predictions of the challenger (see `cross_validation.fitted`).
+        scored: held-out predictions of the challenger (see `fit_and_score`).
         challenger: the newest model.
         champion: the model in use; None if there is none.
     """

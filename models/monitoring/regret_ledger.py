@@ -105,7 +105,7 @@ def judge(
     for _, judging in used.groupby("promise_id", sort=False):
         setups = (setup for _, setup in judging.groupby("rank"))
         outcomes = [_outcome(setup, conditions, sizes, overshoot_price) for setup in setups]
-        ledger.append(_judged(outcomes, judging))
+        ledger.append(_ledger_row(outcomes, judging))
     return ledger
 
 
@@ -148,7 +148,7 @@ def _outcome(
     return pd.Series(row | found, dtype=object)
 
 
-def _judged(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
+def _ledger_row(outcomes: list[pd.Series[Any]], used: pd.DataFrame) -> Row:
     """Return the row of raw_ledger that compares a published choice with its rivals.
 
     Rivals are the alternatives that were published with the choice.

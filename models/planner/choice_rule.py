@@ -95,11 +95,11 @@ def losses(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArra
     limit is added. The loss is infinite if the probability of keeping the limit is too low (see
     `misses`). `meeting` has this probability, and the expected excess over the limit.
     """
-    loss = log_objective if goal.p_required else weighed(goal, log_objective, meeting)
+    loss = log_objective if goal.p_required else with_penalty(goal, log_objective, meeting)
     return np.where(misses(goal, meeting.chance), np.inf, loss)
 
 
-def weighed(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
+def with_penalty(goal: Goal, log_objective: FloatArray, meeting: Meeting) -> FloatArray:
     """Return the log objective of each setup plus a penalty for its expected excess over the limit.
 
     The excess is `meeting.overshoot`. Unlike in `losses`, `goal.p_required` has no effect.

@@ -55,7 +55,7 @@ def runs_on(layout: Sequence[int], mode: Mode) -> bool:
     return bool(mode.runs_on(*sizes)[0])
 
 
-def compared(
+def strategy_notes(
     setups: Sequence[Setup], workload: Workload, model: StepTimeModel, vetoes: Mapping[Mode, str]
 ) -> list[str]:
     """Return, for each setup, a text about the strategies that could replace DDP on its cluster.

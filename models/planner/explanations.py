@@ -63,7 +63,7 @@ def winner(
         limit, chance = amount(goal.limit, what), row["p_meets_constraint"]
         sentences.append(f"meets {limit} with {chance:.0%} probability{required}")
     if rival is not None:
-        sentences.append(f"the next, {named(rival)}, has {_difference(rival, row, aim)}")
+        sentences.append(f"the next, {describe_setup(rival)}, has {_difference(rival, row, aim)}")
         if what is not None:
             sentences[-1] += (
                 f" and meets {limit} with {rival['p_meets_constraint']:.0%} probability"
@@ -93,7 +93,7 @@ def loser(row: Row, first: Row, goal: Goal) -> str:
     priced = row[other] is not None and first[other] is not None
     extra = _difference(row, first, other) if priced else "unknown price"
     best = f"the best with {row['p_best']:.0%} probability"
-    return f"{behind} and {extra} against {named(first)}; {best}"
+    return f"{behind} and {extra} against {describe_setup(first)}; {best}"
 
 
 def infeasible(goal: Goal, costs: JobCosts, usable: IntArray) -> str:
@@ -136,7 +136,7 @@ def too_small(workload: Workload, supply: Supply, model: StepTimeModel) -> str:
     )
 
 
-def named(row: Row) -> str:
+def describe_setup(row: Row) -> str:
     """Return a text such as `2xg5.xlarge (spot) in bf16 fsdp`. The default mode is not named."""
     mode = Mode(row["precision"], row["strategy"], row["switches"])
     named = f"{row['cluster']} ({row['market']})"

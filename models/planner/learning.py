@@ -80,7 +80,7 @@ def verdict(runs: pd.DataFrame, workload: Workload, mode: Mode) -> Verdict | Non
         )
         seeds = dense.index.intersection(runs_of_mode.index)
         if len(seeds) >= LEAST_PAIRS:
-            found = _compared(dense.loc[seeds], runs_of_mode.loc[seeds])
+            found = _compare(dense.loc[seeds], runs_of_mode.loc[seeds])
             if found is not None:
                 return found
     return None
@@ -97,7 +97,7 @@ def _of_mode(runs: pd.DataFrame, workload: Workload, mode: Mode) -> pd.DataFrame
     return runs[(runs[columns] == wanted).all(axis=1) & strategies]
 
 
-def _compared(dense: pd.DataFrame, other: pd.DataFrame) -> Verdict | None:
+def _compare(dense: pd.DataFrame, other: pd.DataFrame) -> Verdict | None:
     """Return the Verdict on a strategy's runs (`other`), compared with the DDP runs (`dense`).
 
     Both frames have a row of losses per seed, in the same order. Returns None in these cases:
@@ -138,7 +138,7 @@ def vetoes(runs: pd.DataFrame, workload: Workload) -> dict[Mode, str]:
     like DDP. `runs` are rows of the mart `learning`.
     """
     found = {}
-    for mode in _doubted(workload):
+    for mode in _unproven_modes(workload):
         known, dense = verdict(runs, workload, mode), mode.dense.strategy
         if known is None:
             found[mode] = f"{mode.strategy}: no run has shown yet that it converges like {dense}"
@@ -163,7 +163,7 @@ def unknown_learning(
     """
     found = []
     for workload in workloads:
-        for mode in _doubted(workload):
+        for mode in _unproven_modes(workload):
             runs_of_mode = _of_mode(runs, workload, mode).query(
                 "strategy == @mode.strategy and cause == ''"
             )
@@ -173,6 +173,6 @@ def unknown_learning(
     return found
 
 
-def _doubted(workload: Workload) -> list[Mode]:
+def _unproven_modes(workload: Workload) -> list[Mode]:
     """Return the modes with compressed gradients for which the workload also allows plain DDP."""
     return [mode for mode in workload.modes if mode.compressed and mode.dense in workload.modes]

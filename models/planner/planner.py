@@ -25,7 +25,7 @@ from ..job.cost import JobCosts, job_costs
 from ..step_time.model import StepTimeModel
 from .candidates import Candidates, Supply, enumerate_candidates
 from .choice_rule import drawn_meeting, losses, normal_meeting
-from .compression import compared, unproven
+from .compression import strategy_notes, unproven
 from .explanations import too_small
 from .ranking import infeasible_row, recommend, summary
 
@@ -77,16 +77,16 @@ def plan(
             cluster of this kind gets an additional row.
         seed: the random seed of the joint draws.
     """
-    goals, found = workload.goals, allowed(workload, supply, model)
+    goals, found = workload.goals, allowed_candidates(workload, supply, model)
     if found is None:
         why = "no cluster on offer can be launched here; more instance types would help"
-        return nothing(workload, "; ".join(supply.vetoes.values()) if supply.offers else why)
+        return no_answer(workload, "; ".join(supply.vetoes.values()) if supply.offers else why)
     if len(found):
         formula_s = model.formula_seconds(found.splits.arrays())
         found, best = _that_fit(found.with_hours(formula_s, workload.samples), goals, supply)
     if not len(found):
         why = f"no cluster on offer can train this workload: {found.compared()}"
-        return nothing(workload, why + too_small(workload, supply, model))
+        return no_answer(workload, why + too_small(workload, supply, model))
     looked = replace(found, frame=found.frame.iloc[best])
     splits = np.unique(looked.column("split"))
     arrays = found.splits.arrays(splits)
@@ -96,7 +96,7 @@ def plan(
     step_s[splits] = predictions["step_s"].where(~barred)
     looked = looked.with_hours(step_s, workload.samples)
     drawn = shortlist(looked, goals, DRAWN)
-    front = undominated(*(to_rounding(looked.column(name)) for name in ("hours", "usd")))
+    front = pareto_front(*(to_rounding(looked.column(name)) for name in ("hours", "usd")))
     rows = np.union1d(drawn, front)
     setups = list(looked.setups(rows))
     judged, place = np.unique(looked.column("split", rows), return_inverse=True)
@@ -133,7 +133,7 @@ def _complete(
     setups = [row.pop("setup") for row in rows]
     types = (offer.instance_type for setup in setups for offer in setup.cluster.members)
     measured = runs_by_key(types, runs)
-    notes = compared(setups, workload, model, supply.vetoes)
+    notes = strategy_notes(setups, workload, model, supply.vetoes)
     frame = pd.DataFrame(rows)
     terms = model.field_terms(frame, frame["step_s"].to_numpy(float)).to_dict("records")
     for row, setup, note, known in zip(rows, setups, notes, terms, strict=True):
@@ -154,14 +154,16 @@ def choosable(workload: Workload, vetoes: Collection[Mode]) -> Workload:
     return replace(workload, modes=tuple(planned or modes))
 
 
-def nothing(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
+def no_answer(workload: Workload, why: str, status: str = "infeasible") -> Recommendation:
     """Return the answer if there is no candidate: a row for each goal, with the reason `why`."""
     return Recommendation(
         rows=[infeasible_row(workload, goal, why, status) for goal in workload.goals]
     )
 
 
-def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candidates | None:
+def allowed_candidates(
+    workload: Workload, supply: Supply, model: StepTimeModel
+) -> Candidates | None:
     """Return every candidate of the workload in the modes from which the planner chooses.
 
     Returns None if the supply has no offers, or if `supply.vetoes` forbids all modes.
@@ -174,7 +176,7 @@ def allowed(workload: Workload, supply: Supply, model: StepTimeModel) -> Candida
 
 def candidates(workload: Workload, supply: Supply, model: StepTimeModel) -> list[Setup]:
     """Return all candidates of the workload whose clusters can be launched, as setups."""
-    found = allowed(workload, supply, model)
+    found = allowed_candidates(workload, supply, model)
     return [] if found is None else list(found.setups(np.arange(len(found)), supply.fits))
 
 
@@ -268,14 +270,14 @@ def _above_frontier(hours: FloatArray, usd: FloatArray) -> FloatArray:
     The distance is log(dollars of the row / dollars of the cheapest row that is at least as fast).
     Rows on the frontier have the distance 0. If the frontier is empty, all distances are infinite.
     """
-    front = undominated(hours, usd)
+    front = pareto_front(hours, usd)
     if not len(front):
         return np.full(len(hours), np.inf)
     at = np.searchsorted(hours[front], hours, side="right") - 1
     return np.log(usd) - np.log(usd[front][at])
 
 
-def undominated(hours: FloatArray, usd: FloatArray) -> IntArray:
+def pareto_front(hours: FloatArray, usd: FloatArray) -> IntArray:
     """Return the positions of the rows on the Pareto frontier, sorted by hours.
 
     A row is not on the frontier if another row is at least as good in both hours and dollars. Of

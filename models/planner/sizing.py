@@ -255,11 +255,15 @@ def size_workload(
         key |= {"global_batch": pair[0], "micro_batch": pair[1]}
         sizes = scale.sizes(*pair)
         found["checks"] += [key | check for check in check_sizes(sizes)]
-        row = key | _scaling(sizes, max(machine.devices, *sizes) if not scale.devices_each else 0)
+        row = key | _scaling_columns(
+            sizes, max(machine.devices, *sizes) if not scale.devices_each else 0
+        )
         if scale.devices_each and facts.gradient_bytes > 0:
             shares = [profile["backward_s"] / profile["step_s"] for profile in here or alike]
             backward = after * median(shares or [BACKWARD_SHARE])
-            row |= _hiding(sizes, scale.devices_each, facts.gradient_bytes, machine, backward)
+            row |= _overlap_columns(
+                sizes, scale.devices_each, facts.gradient_bytes, machine, backward
+            )
         found["scaling"].append(row)
     return found
 
@@ -283,7 +287,7 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     return rows
 
 
-def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
+def _scaling_columns(sizes: Mapping[int, float], limit: int) -> Row:
     """Return the scaling rule, and the largest size that reaches each of the EFFICIENCIES.
 
     A size is a number of machines or devices.
@@ -299,7 +303,7 @@ def _scaling(sizes: Mapping[int, float], limit: int) -> Row:
     return {"measured_size": most, "one_s": sizes[1], **rule._asdict(), **largest}
 
 
-def _hiding(
+def _overlap_columns(
     sizes: Mapping[int, float],
     devices_each: int,
     gradient_bytes: float,

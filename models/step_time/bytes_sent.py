@@ -132,7 +132,9 @@ class Volumes(NamedTuple):
 
 def seconds_per_value(machine: Machine) -> float:
     """Return the seconds per gradient value that ddp-mstopk needs to select the values to send."""
-    return _SELECTION_S_GPU if machine.accelerated else _SELECTION_S_CORE / min(machine.cores, 1.0)
+    return (
+        _SELECTION_S_GPU if machine.has_accelerator else _SELECTION_S_CORE / min(machine.cores, 1.0)
+    )
 
 
 def selection_seconds(

@@ -120,13 +120,13 @@ def at_nominal_speed(data: TrainingData) -> TrainingData:
     reliability = max(1.0 - noise / variance, 0.0) if variance > 0 else 0.0
     beta = speed_exponent(runs, slow[known], reliability)
     factors = np.exp(beta * np.nan_to_num(slow))
-    runs = _divided(data.runs, ("step_s", "sync_s", "input_s"), factors)
+    runs = _divide(data.runs, ("step_s", "sync_s", "input_s"), factors)
     factors = np.exp(beta * np.nan_to_num(np.log(slowness(data.profiles))))
     parts = ("forward_s", "backward_s", "optimizer_s", "input_s", "load_s")
     return replace(
         data,
         runs=runs.assign(speed_sd=beta * np.sqrt(variance * reliability)),
-        profiles=_divided(data.profiles, parts, factors),
+        profiles=_divide(data.profiles, parts, factors),
     )
 
 
@@ -153,7 +153,7 @@ def speed_exponent(runs: pd.DataFrame, slow: FloatArray, reliability: float) -> 
     return float(np.clip(beta, 0.0, _MOST_BETA))
 
 
-def _divided(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
+def _divide(frame: pd.DataFrame, names: tuple[str, ...], factors: FloatArray) -> pd.DataFrame:
     """Return the frame with its columns `names` divided by `factors` (rows,)."""
     numbers = frame[[name for name in names if name in frame]].apply(pd.to_numeric, errors="coerce")
     return frame.assign(**numbers.astype(float).div(factors, axis=0))
@@ -179,7 +179,7 @@ def _modes(frame: pd.DataFrame) -> dict[str, Any]:
     return {name: column(frame, name, known[0]) for name, known in MODE_COLUMNS.items()}
 
 
-def pooled(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
+def pool_runs(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFrame:
     """Pool the runs of each setup into one row. All `runs` must be valid (`valid_runs`).
 
     The frame has the columns of a setup, and these columns:
@@ -255,7 +255,7 @@ def single_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataF
       single device of the same kind was measured with the same workload, mode and batch, the
       average is left out, because the measurement is better.
 
-    setups: a row for each measured setup (see `pooled`).
+    setups: a row for each measured setup (see `pool_runs`).
     profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).
     """
     arrays = read_setups(setups, {})

@@ -223,7 +223,7 @@ class Loaders:
         worker_s, all_s, sd = np.moveaxis(table[setups.workload[:, None], setups.kind], -1, 0)
         known = [machines[name] for name in setups.names]
         cores = setups.by_type([each.cores for each in known], 1.0)
-        trains = setups.by_type([not each.accelerated for each in known], 0.0) > 0
+        trains = setups.by_type([not each.has_accelerator for each in known], 0.0) > 0
         known_workers = np.array([self.workers.get(name, 0) for name in setups.workloads])
         workers = known_workers[setups.workload][:, None]
         has_workers = workers > 0
@@ -254,7 +254,9 @@ def _shrunk_sd(prior_sd: float, off: FloatArray, freedom: int) -> float:
     return float(np.sqrt((_PSEUDO * prior_sd**2 + (off**2).sum()) / (_PSEUDO + freedom)))
 
 
-def separated(data: TrainingData, machines: Mapping[str, Machine]) -> tuple[TrainingData, Loaders]:
+def separate_loading(
+    data: TrainingData, machines: Mapping[str, Machine]
+) -> tuple[TrainingData, Loaders]:
     """Return `data` without the seconds of data loading, and facts about the loaders.
 
     Measurements of workloads whose loading was not profiled stay unchanged.

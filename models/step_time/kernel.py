@@ -77,8 +77,8 @@ _SHAPE = np.array([1.5, 2.0, 2.0, 1.0])  # length scales of a transformer's shap
 # Length scales of the features of the residual (rows.py): octaves of the batch, of machines and of
 # devices per machine; unevenness; octaves of speed.
 BROAD, NARROW = np.array([[3.0, 1.5, 1.5, 0.5, 1.0], [1.0, 0.5, 0.5, 0.2, 0.3]])
-# Maximum number of inputs for which `whitening` is stored (18 MB). For 777 inputs, computing it
-# takes 0.2 s.
+# Maximum number of inputs for which `inverse_factor` is stored (18 MB). For 777 inputs, its
+# computation takes 0.2 s.
 _MOST_STORED = 1500
 _FREEDOM = 2.0  # degrees of freedom of Student's t, the noise of rows with outliers
 
@@ -217,7 +217,7 @@ class GaussianProcess:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
-    def whitening(self) -> FloatArray:
+    def inverse_factor(self) -> FloatArray:
         """Return W, the inverse of the Cholesky factor of K. K^-1 is W.T @ W.
 
         K is the covariance matrix of the measurements, including noise.
@@ -228,12 +228,12 @@ class GaussianProcess:
 
     @cached_property
     def weights(self) -> FloatArray:
-        """Return K^-1 @ values, with the matrix K of `whitening`."""
-        return self.whitening.T @ (self.whitening @ self.values)
+        """Return K^-1 @ values, with the matrix K of `inverse_factor`."""
+        return self.inverse_factor.T @ (self.inverse_factor @ self.values)
 
     def inverse(self, at: IntArray) -> FloatArray:
-        """Return the submatrix of K^-1 with the rows and columns `at` (see `whitening`)."""
-        columns = self.whitening[:, at]
+        """Return the submatrix of K^-1 with the rows and columns `at` (see `inverse_factor`)."""
+        columns = self.inverse_factor[:, at]
         return columns.T @ columns
 
     def posterior(self, X: FloatArray, *, joint: bool) -> tuple[FloatArray, FloatArray]:
@@ -242,7 +242,7 @@ class GaussianProcess:
         If `joint` is True, the second result is the covariance matrix instead of the variances.
         """
         cross = self.covariance(X, self.inputs)
-        white = self.whitening @ cross.T
+        white = self.inverse_factor @ cross.T
         if joint:
             return cross @ self.weights, self.covariance(X) - white.T @ white
         chunks = np.array_split(X, max(len(X) // 100, 1))
@@ -258,7 +258,7 @@ class StepProcess(GaussianProcess):
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         if len(self.inputs) <= _MOST_STORED:
-            state["whitening"] = self.whitening
+            state["inverse_factor"] = self.inverse_factor
         return state
 
     def deviations(self, X: FloatArray) -> FloatArray:
@@ -334,5 +334,5 @@ def outlying_factor(process: GaussianProcess, factor: FloatArray | float) -> Flo
     factor: the factors that the current fit used; 1 at first.
     """
     # squared errors of predictions from all other rows, relative to their variances
-    square: FloatArray = factor * process.weights**2 / (process.whitening**2).sum(axis=0)
+    square: FloatArray = factor * process.weights**2 / (process.inverse_factor**2).sum(axis=0)
     return np.maximum(1.0, (_FREEDOM + square) / (_FREEDOM + 1))

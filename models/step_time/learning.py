@@ -71,7 +71,7 @@ def learned_spreads(
     log_spreads: the start of the search.
     inputs, target, noise: kernel inputs, values and noise variances of the measurements.
     """
-    search = _penalised(LOG_SPREADS, _PRIOR_SD, 12)
+    search = _penalised_optimizer(LOG_SPREADS, _PRIOR_SD, 12)
     process = GaussianProcessRegressor(StepKernel(log_spreads), alpha=noise, optimizer=search)
     found: FloatArray = process.fit(inputs, target).kernel_.theta
     return found
@@ -113,7 +113,7 @@ def learn_spreads(
         process = GaussianProcessRegressor(
             kernel,
             alpha=known + rows.noise_sd[at] ** 2 + 1e-6,
-            optimizer=_penalised(kernel.theta, 1.0, 8, (_SHRINK[cell is None], growth)),
+            optimizer=_penalised_optimizer(kernel.theta, 1.0, 8, (_SHRINK[cell is None], growth)),
         ).fit(features[picked], residual[at])
         spread = np.exp(process.kernel_.theta / 2)
         if cell is None:
@@ -125,7 +125,7 @@ def learn_spreads(
     return found
 
 
-def _penalised(
+def _penalised_optimizer(
     centre: FloatArray,
     sd: FloatArray | float,
     most: int,

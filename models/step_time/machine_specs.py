@@ -54,7 +54,7 @@ class Machine:
     inside_gbps: float = _INSIDE_GBPS  # Gbit/s between the devices of one machine
 
     @property
-    def accelerated(self) -> bool:
+    def has_accelerator(self) -> bool:
         """True if the machine is known to have an accelerator."""
         return self.device != _NO_DEVICE and bool(self.device or self.speed_known)
 
@@ -108,7 +108,7 @@ def device_kind(name: str, machine: Machine) -> str:
     `name` is the name of the instance type. If the peak rate of `machine` does not match the data
     sheet, the kind includes the rate. Thus a slice of a GPU and the whole GPU are different kinds.
     """
-    if not machine.accelerated or not machine.device:
+    if not machine.has_accelerator or not machine.device:
         return name
     kind, tflops, _ = _sheet(machine.device, machine.device_memory_gib)
     rate = machine.prior_speed
@@ -176,7 +176,7 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
         if device_kind(name, machine) != kind:
             continue
         gbytes, confidence = _CORE_GBYTES / _CORE_TFLOPS, 1.0
-        if machine.accelerated:
+        if machine.has_accelerator:
             gbytes, confidence = _USUAL_GBYTES, _HALF
         speed = machine.prior_speed
         return Sheet(gbytes * speed, speed, confidence * machine.speed_known)

@@ -186,14 +186,14 @@ class MemoryModel:
         """
         facts = self.workloads.get(workload, WorkloadFacts())
         sharing, gradients = mode.sharded and ranks > 1, facts.gradient_bytes
-        profiled = self._profiled(workload, mode.alone, instance_type)
+        profiled = self._profile_line(workload, mode.alone, instance_type)
         base, sample = profiled or self._bound(workload, mode, facts)
         shape = grid_shape(mode.strategy, ranks) if mode.divided else None
         if shape is not None:
             sample *= (shape[1] + 1) / 2
         beside = gradients * COMMUNICATION[mode.strategy].held
         if sharing:
-            beside = _shared(mode, facts, ranks)
+            beside = _sharding_bytes(mode, facts, ranks)
         if mode.strategy == MSTOPK_SENT:
             beside += 2 * gradients / facts.blocks
         if sharing and mode.gathered:
@@ -212,7 +212,7 @@ class MemoryModel:
             ],
         )
 
-    def _profiled(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
+    def _profile_line(self, workload: str, mode: Mode, instance_type: str) -> Line | None:
         """Return (base bytes, activation bytes of a sample) from profiles.
 
         For an instance type without profiles, both numbers are the maximum over the profiled types.
@@ -255,7 +255,7 @@ def _transformer_bytes(shape: Transformer, mode: Mode) -> float:
     return (layers_bytes + _LOGIT_BYTES * shape.words) * shape.sequence
 
 
-def _shared(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
+def _sharding_bytes(mode: Mode, facts: WorkloadFacts, ranks: int) -> float:
     """Return the memory of a rank in a sharded mode minus the memory of a single device, in bytes.
 
     The difference is the term `beside` in the docstring of the module. It is often negative,

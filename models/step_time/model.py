@@ -21,7 +21,7 @@ from .dataset import (
     at_nominal_speed,
     definition_digests,
     facts_of,
-    pooled,
+    pool_runs,
     profile_rows,
     single_device_rows,
     single_provider,
@@ -29,7 +29,7 @@ from .dataset import (
     workload_facts,
 )
 from .field_terms import field_terms
-from .input import Loaders, separated
+from .input import Loaders, separate_loading
 from .machine_specs import Machine, device_kind, read_machines, sheet_of
 from .memory import MemoryModel, fit_memory
 from .nearest import doublings
@@ -82,7 +82,7 @@ class StepTimeModel:
 
     Attributes:
         trained: the (workload, mode) pairs that can be predicted: measured pairs, and pairs that
-            `all_introduced` or `with_compressed` added.
+            `introduce_all` or `with_compressed` added.
         guessed: workloads that are predicted from facts such as FLOPs, without measurements.
         measured: the measured setups.
         measured_types: the instance types with a measured run or profile.
@@ -126,7 +126,7 @@ class StepTimeModel:
         """
         machine = self.machines[instance_type]
         sheet = sheet_of(device_kind(instance_type, machine), "fp32", self.machines)
-        return machine.accelerated and sheet.confidence > 0
+        return machine.has_accelerator and sheet.confidence > 0
 
     def modes_of(self, workload: str) -> tuple[Mode, ...]:
         """Return the modes in which `workload` can be predicted."""
@@ -336,9 +336,9 @@ def fit(data: TrainingData, *, seed: int) -> StepTimeModel:
     seen = {str(name) for name in data.profiles.get("instance_type", ())}
     seen |= {name for cluster in clusters for name in types_of(str(cluster))}
     machines = read_machines(data.instance_types, seen)
-    data, loaders = separated(data, machines)
+    data, loaders = separate_loading(data, machines)
     runs, profiles = data.runs, profile_rows(data.profiles, machines)
-    setups = pooled(runs, machines)
+    setups = pool_runs(runs, machines)
     if not len(setups) + len(profiles):
         raise ValueError(
             "the model cannot be fitted: there is no profile, and no run has a positive step time"
@@ -427,18 +427,18 @@ def _probes(probes: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def introduced(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
-    """Return a model that also predicts the unmeasured `workload` (see `all_introduced`).
+def introduce(model: StepTimeModel, workload: Workload) -> StepTimeModel | None:
+    """Return a model that also predicts the unmeasured `workload` (see `introduce_all`).
 
     Returns None if the workload's FLOPs are unknown, or if the model has measurements of a workload
     with the same name.
     """
     frame = pd.DataFrame([asdict(workload) | {"workload": workload.name}])
-    found = all_introduced(model, facts_of(frame))
+    found = introduce_all(model, facts_of(frame))
     return found if workload.name in found.guessed else None
 
 
-def all_introduced(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
+def introduce_all(model: StepTimeModel, facts: Mapping[str, WorkloadFacts]) -> StepTimeModel:
     """Return a model that also predicts workloads without measurements, from their FLOPs.
 
     Such a workload can be predicted only on accelerators with a known peak rate

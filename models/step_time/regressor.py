@@ -69,7 +69,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         weight = np.ones(len(X)) if sample_weight is None else sample_weight
         log_s, random = np.log(y), np.random.default_rng(self.random_state)
-        picked = self._thinned(X, random)
+        picked = self._thin(X, random)
         rows = X.take(picked)
         outlying: FloatArray = np.ones(len(picked))
         several = rows.ranks > 1
@@ -134,7 +134,7 @@ class StepTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             scales=scales(found.process, picked, spreads),
         )
 
-    def _thinned(self, X: Rows, random: np.random.Generator) -> IntArray:
+    def _thin(self, X: Rows, random: np.random.Generator) -> IntArray:
         """Return the positions of all single-device rows, and of at most `most_rows` other rows.
 
         The other rows are a random sample that is balanced over cells. Within a cell, the sample is

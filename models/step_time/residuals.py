@@ -87,11 +87,11 @@ def fit_neighbours(
     noise = spread[2] ** 2 / weight + rows.noise_sd**2 + 1e-6
     factor: FloatArray | float = 1.0
     for _ in range(3):
-        process = _fitted(rows.features, residual, spread, noise * factor)
+        process = _fit_process(rows.features, residual, spread, noise * factor)
         factor = outlying_factor(process, factor)
     noise = noise * factor
     wider = _left_out_factor(process)
-    process = _fitted(rows.features, residual, wider * spread, wider**2 * noise)
+    process = _fit_process(rows.features, residual, wider * spread, wider**2 * noise)
     moved, _ = process.posterior(rows.features, joint=False)
     return Neighbours(process, min(moved.min(), 0.0), max(moved.max(), 0.0)), wider * spread
 
@@ -103,10 +103,10 @@ def without_rows(spread: FloatArray) -> Neighbours:
         component with short length scales, and of the noise of a run.
     """
     none = np.zeros(0)
-    return Neighbours(_fitted(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
+    return Neighbours(_fit_process(np.zeros((0, 5)), none, spread, none), 0.0, 0.0)
 
 
-def _fitted(
+def _fit_process(
     features: FloatArray, residual: FloatArray, spread: FloatArray, noise: FloatArray
 ) -> GaussianProcess:
     covariance = ResidualCovariance(*spread[:2].tolist())

@@ -225,7 +225,7 @@ class SetupFacts:
                 code_of("kind", names[name]),
                 code_of("strategy", mode.strategy) * mode.of_several,
                 code_of("mode", workload, mode, names[name]),
-                code_of("library", each.accelerated, each.bandwidth_gbps >= RDMA_GBPS),
+                code_of("library", each.has_accelerator, each.bandwidth_gbps >= RDMA_GBPS),
             )
             for workload, mode, _ in groups
             for name, each in enumerate(self.machines[name] for name in setups.names)
@@ -289,10 +289,10 @@ class SetupFacts:
         """
         ranks, most = setups.ranks, setups.layout.max(axis=1)
         machines = [self.machines[name] for name in setups.names]
-        gloo = setups.by_type([not each.accelerated for each in machines], 0.0).max(axis=1)
+        gloo = setups.by_type([not each.has_accelerator for each in machines], 0.0).max(axis=1)
         per_value = setups.by_type([seconds_per_value(each) for each in machines], 0.0).max(axis=1)
         inside = [each.inside_gbps for each in machines]
-        cores = [1.0 if each.accelerated else each.cores for each in machines]
+        cores = [1.0 if each.has_accelerator else each.cores for each in machines]
         size, bucket, hidden_part, last_bytes, again, selection_s = np.zeros((6, len(ranks)))
         sent = np.ones(len(ranks))
         for workload, mode, at in setups.groups():

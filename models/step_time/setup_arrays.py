@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ..domain.categorical import numbered
+from ..domain.categorical import distinct_rows
 from ..domain.numeric import BoolArray, FloatArray, IntArray
 from ..domain.setup_table import column, machines_of, modes_of, types_of
 from ..domain.workload import Mode
@@ -126,7 +126,7 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
             raise ValueError(f"the table of setups has no column {name!r}")
     layouts = [str(value).strip() for value in column(frame, "layout", "")]
     written, batches = map(str, frame["cluster"]), map(str, frame["batch_per_device"])
-    texts, which = numbered(zip(written, layouts, batches, strict=True))
+    texts, which = distinct_rows(zip(written, layouts, batches, strict=True))
     clusters = [
         Counter(zip(types_of(text[0]), *machines_of(*text, devices), strict=True)) for text in texts
     ]
@@ -141,8 +141,8 @@ def read_setups(frame: pd.DataFrame, devices: dict[str, int]) -> SetupArrays:
     is_whole = np.isfinite(accumulation) & (accumulation == np.floor(accumulation))
     if not np.all(is_whole & (accumulation >= 1)):
         raise ValueError("accumulation_steps must be a whole number of at least 1 in every row")
-    workloads, workload = numbered(frame["workload"].astype(str))
-    modes, mode = numbered(modes_of(frame))
+    workloads, workload = distinct_rows(frame["workload"].astype(str))
+    modes, mode = distinct_rows(modes_of(frame))
     return SetupArrays(
         workloads=workloads,
         workload=workload,

@@ -40,7 +40,7 @@ from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
 from ..node.data import Download
 from ..node.record import DATA, INSTALL, MACHINE
-from ..recommendation.case import SEED, comparable, contending, supply_of, with_usual_goals
+from ..recommendation.case import SEED, comparable, contenders, supply_of, with_usual_goals
 from ..reporting.progress import reporter
 from ..training.registry import Champion, load_champion
 from ..workspace.environments import not_installable
@@ -252,7 +252,7 @@ def _model(
     for workload in map(with_usual_goals, met if known else ()):
         supply = supply_of(workspace, workload, known, experience)
         found = planner.plan(workload, supply, model, seed=SEED)
-        choice_set[workload.name] = contending(model, workload, found, experience.conditions)
+        choice_set[workload.name] = contenders(model, workload, found, experience.conditions)
     return Model(
         choice_set=choice_set,
         joint=model.joint,
@@ -263,7 +263,7 @@ def _model(
     )
 
 
-def outdating(workspace: Workspace) -> str:
+def torch_mismatch(workspace: Workspace) -> str:
     """Return a warning if stored runs and the EC2 image have different torch versions, else "".
 
     The first run on the image makes the model ignore all stored runs with other torch versions.

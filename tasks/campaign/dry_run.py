@@ -22,7 +22,7 @@ from ..reporting.progress import reporter
 from ..reporting.tables import launches_as_rows
 from ..training.registry import load_champion
 from ..workspace.workspace import Workspace, open_workspace
-from .campaign import list_of, outdating
+from .campaign import list_of, torch_mismatch
 from .named import Wish, case_of, launches_for
 from .spending import Tally, allowance
 
@@ -48,13 +48,13 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
     else:
         case = case_of(workspace, load_champion(workspace.home, provider), wish, offers)
         launches = launches_for(case, wish)
-    if launches and (warning := outdating(workspace)):
+    if launches and (warning := torch_mismatch(workspace)):
         reporter().say(warning)
     with workspace.warehouse.read():  # opens the file once, although each launch reads from it
-        return planned(workspace, launches, offers, tally, now)
+        return dry_run_rows(workspace, launches, offers, tally, now)
 
 
-def planned(
+def dry_run_rows(
     workspace: Workspace,
     launches: Sequence[PlannedLaunch],
     offers: Sequence[Offer],

@@ -147,7 +147,7 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
                     "run_id": run_id,
                     **run.row(),
                     "market": launch.cluster.market,
-                    **_predicted(case, run),
+                    **_prediction(case, run),
                     "step_s": measured.get(run_id),
                     "measured": not reason,
                     "reason": reason,
@@ -156,20 +156,20 @@ def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[R
     return rows
 
 
-def _predicted(case: Case, run: PlannedRun) -> Row:
+def _prediction(case: Case, run: PlannedRun) -> Row:
     """Return the predicted step time of `run` and its prediction interval, in seconds.
 
     The keys are column names, such as `predicted_step_s`. All values are None if `run` is not a
     training run, or if the model cannot predict it.
     """
-    known = _known(case).issuperset(run.members)
+    known = _known_types(case).issuperset(run.members)
     found: Row = dict.fromkeys(_STEP)
     if case.model is not None and run.kind == "train" and known:
         found = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]
     return {f"predicted_{column}": found[column] for column in _STEP}
 
 
-def _known(case: Case) -> set[str]:
+def _known_types(case: Case) -> set[str]:
     return {offer.instance_type.name for offer in case.known}
 
 
@@ -214,7 +214,7 @@ def _quickest(case: Case, cluster: Cluster) -> PlannedRun | None:
     there.
     """
     by_name = {offer.instance_type.name: offer for offer in cluster.members}
-    if case.model is None or not by_name.keys() <= _known(case):
+    if case.model is None or not by_name.keys() <= _known_types(case):
         return None
     supply = replace(
         launched_supply(case, list(by_name.values()), len(cluster.members)),

@@ -24,7 +24,7 @@ from ..workspace.home import Wrong
 from ..workspace.settings import Settings
 from ..workspace.workspace import open_workspace
 from .data import examine_data
-from .findings import Finding, NotChecked, judged
+from .findings import Finding, NotChecked, run_check
 
 MAX_CLOCK_S = 240.0  # AWS refuses requests whose time is more than 300 s from AWS's clock
 # EC2's service-linked roles. AWS creates them with an account's first spot machine and first fleet.
@@ -54,19 +54,19 @@ def examine_ec2(settings: Settings, clients: Clients | None = None) -> Iterator[
         yield Finding("identity", "wrong", str(error))
         return
     yield Finding("identity", "ok", f"account {caller['Account']} {caller['Arn']}")
-    yield judged("clock", _clock, api, answered_at(caller))
-    yield (regions := judged("regions", _regions, api, ec2))
+    yield run_check("clock", _clock, api, answered_at(caller))
+    yield (regions := run_check("regions", _regions, api, ec2))
     if regions.status == "wrong":
         return
-    yield judged("live prices", _prices, api, ec2)
+    yield run_check("live prices", _prices, api, ec2)
     if ec2.bucket:
-        yield (bucket := judged("bucket", _bucket, api, ec2))
+        yield (bucket := run_check("bucket", _bucket, api, ec2))
         if bucket.status == "ok":
-            yield judged("bucket is private", _private, api, ec2)
-            yield judged("bucket can be used", _usable, api, ec2)
+            yield run_check("bucket is private", _private, api, ec2)
+            yield run_check("bucket can be used", _usable, api, ec2)
     if "spot" in (*ec2.markets, settings.campaign.market):
         for role in SERVICE_ROLES:
-            yield judged(f"role {role}", _service_role, api, ec2, role)
+            yield run_check(f"role {role}", _service_role, api, ec2, role)
     yield from examine_data(settings, DataCarrier(open_workspace("ec2", settings), clients))
     for region in ec2.regions:
         yield from _launch(api, ec2, region)

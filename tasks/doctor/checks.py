@@ -14,7 +14,7 @@ from ..workspace.shared import open_warehouse
 from ..workspace.workspace import provider_of, spends_money
 from .aws import account_number, examine_ec2
 from .data import examine_data, statements
-from .findings import Finding, judged, problems
+from .findings import Finding, problems, run_check
 from .iam_policies import policies
 
 GRANTS = Path(__file__).with_name("reader.sql")  # SQL for the role of readers in [shared]
@@ -30,7 +30,7 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
         return [*found, *examine_ec2(settings)]
     machines = provider_of(settings, provider)
     found += [Finding("this machine", "note", limit) for limit in machines.limits()]
-    return [*found, judged("instance types", _types, machines), *examine_data(settings)]
+    return [*found, run_check("instance types", _types, machines), *examine_data(settings)]
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
@@ -39,15 +39,15 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
     thorough: also read every row of the warehouse.
     """
     home, warehouse = settings.home, open_warehouse(settings, wait_s=1.0)
-    found = [judged("home", check_home, home)]
+    found = [run_check("home", check_home, home)]
     if home.is_dir() and home.stat().st_mode & 0o077:
         says = f"other users can read {home}: run `chmod 700 {home}`"
         found.append(Finding("privacy of home", "note", says))
     return [
         *found,
-        judged("warehouse", _warehouse, warehouse, thorough),
-        judged("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
-        judged("model registry", check_registry, home),
+        run_check("warehouse", _warehouse, warehouse, thorough),
+        run_check("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
+        run_check("model registry", check_registry, home),
     ]
 
 

@@ -26,7 +26,7 @@ class NotChecked(Exception):
     """A check could not run. The message gives the reason."""
 
 
-def judged(check: str, ask: Callable[..., str], *given: Any) -> Finding:
+def run_check(check: str, ask: Callable[..., str], *given: Any) -> Finding:
     """Run a check, and return its result as a finding.
 
     The status is `wrong` if the check fails. The status is `note` if the check could not run, or if

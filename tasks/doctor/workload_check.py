@@ -46,7 +46,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         CheckFailed: if the requirements cannot be installed, the steps take longer than
             `timeout_s`, or the process ends without a result.
     """
-    file, source = settings.travelling(name)
+    file, source = settings.code_to_send(name)
     if data := settings.data(name):
         fetched = data.fetched_below(settings.home)
         file = replace(file, data=str(fetched if fetched.is_dir() else data.source))

@@ -58,7 +58,7 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     try:
         leases = [lease.lease_id for lease in workspace.provider.leases()]
         leases += [lease.lease_id for lease in workspace.provider.closed()]
-        unsettled = {row["refresh_id"]: row for row in _unsettled(workspace)}
+        unsettled = {row["refresh_id"]: row for row in _open_claims(workspace)}
         for file in files:
             if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
                 continue
@@ -83,7 +83,7 @@ def of_others(workspace: Workspace, month_start: datetime, *, before: str) -> li
         return []
     home_claims = {file.name for file in _folder(workspace).glob("*")}
     start = pd.Timestamp(month_start).tz_localize(None)
-    earlier = takewhile(lambda row: row["refresh_id"] != before, _unsettled(workspace))
+    earlier = takewhile(lambda row: row["refresh_id"] != before, _open_claims(workspace))
     return [
         row
         for row in earlier
@@ -105,7 +105,7 @@ def _folder(workspace: Workspace) -> Path:
     return workspace.home / "claims"
 
 
-def _unsettled(workspace: Workspace) -> list[Row]:
+def _open_claims(workspace: Workspace) -> list[Row]:
     """Return the reservations of every SRIFT_HOME that are not released, oldest first."""
     found = workspace.mart("claims")
     return rows_of(found.sort_values("noted_order"))

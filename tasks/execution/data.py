@@ -23,7 +23,7 @@ from warehouse.append import append
 
 from ..node.data import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
-from ..providers.ec2.api import Answer, Clients, Ec2Api, Store, asking, connect
+from ..providers.ec2.api import Answer, Clients, Ec2Api, Store, aws_errors, connect
 from ..providers.ec2.leases import Ec2Leases
 from ..providers.ec2.prices import download_usd, upload_usd
 from ..providers.ec2.survey import least_gib
@@ -171,7 +171,7 @@ class DataCarrier:
             Ec2Leases(self._settings.home).note_spent(charge, now, plan.upload_usd)
         try:
             if isinstance(data.source, Path):
-                self._move(plan, data.source, self._uploaded(data))
+                self._move(plan, data.source, self._upload_address(data))
             else:
                 folder = Path(plan.place)
                 beside = folder.with_name(f"{folder.name}.part")  # may have files of an earlier try
@@ -195,7 +195,7 @@ class DataCarrier:
             if digest_of_data(data.text, files) != data.digest:
                 raise BadData("the data files changed after the refresh began: refresh again")
             if not local:
-                address = self._uploaded(data)
+                address = self._upload_address(data)
                 paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
                 is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
                 return DataPlan(
@@ -210,7 +210,7 @@ class DataCarrier:
             folder = data.fetched_below(home)
             if folder.is_dir():
                 return DataPlan(name=name, place=str(folder), files=files_below(folder))
-            files, _ = self._listed(data.source)
+            files, _ = self._files(data.source)
             size = sum(files.values())
             free = shutil.disk_usage(home if home.is_dir() else self._settings.root).free
             if size > free - _LEFT_FREE_BYTES:
@@ -223,24 +223,24 @@ class DataCarrier:
             return DataPlan(name=name, place=str(folder), files=files, move="fetch")
         else:
             try:
-                files, region = self._listed(data.source)
+                files, region = self._files(data.source)
             except ProviderError as error:  # the machines' IAM role may have more rights
                 if getattr(error, "code", "") == "NoSuchBucket":
                     raise
         return DataPlan(name=name, place=str(data.source), files=files, region=region)
 
-    def _stored(self, address: Address) -> tuple[list[Answer], str]:
+    def _objects(self, address: Address) -> tuple[list[Answer], str]:
         """Return S3's list of the objects below `address`, and the bucket's region."""
         store = Store(self._api, self._settings.ec2.regions[0], address.bucket)
         return store.listed(address.prefix, MOST_FILES)[0], store.region
 
-    def _listed(self, address: Address) -> tuple[dict[str, int], str]:
+    def _files(self, address: Address) -> tuple[dict[str, int], str]:
         """Return the files below `address` as {name: size in bytes}, and the bucket's region.
 
         Raises ValueError if there are no files, too many files or files that `files_of` refuses,
         and ProviderError if AWS refuses the request.
         """
-        listed, region = self._stored(address)
+        listed, region = self._objects(address)
         if len(listed) > MOST_FILES:
             raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
         files = files_of(listed, address.prefix)
@@ -262,7 +262,7 @@ class DataCarrier:
                 f": set volume_gib to at least {needed_gib}"
             )
 
-    def _uploaded(self, data: WorkloadData) -> Address:
+    def _upload_address(self, data: WorkloadData) -> Address:
         """Return the S3 address to which the folder of `data` is uploaded."""
         ec2 = self._settings.ec2
         # The folder's path is hashed too, so that two folders never share an address.
@@ -283,11 +283,11 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         files, transfers = plan.files or {}, []
-        listed, region = self._stored(address)
+        listed, region = self._objects(address)
         stored = {entry["Key"]: entry["Size"] for entry in listed}
         reporter().say(str(plan))
         client = self._api.clients("s3", region)
-        with asking(f"to {plan.move} data", region), TransferManager(client) as s3:
+        with aws_errors(f"to {plan.move} data", region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
                 if plan.move == "upload" and stored.get(key) != size:
@@ -307,7 +307,9 @@ class DataCarrier:
         ec2, region = self._settings.ec2, ""
         if ec2.bucket and self._workspace.spends_money:
             with suppress(ProviderError):  # without credentials, the region stays unknown
-                _, region = self._stored(Address(bucket=ec2.bucket, prefix=f"{ec2.prefix}/data/-/"))
+                _, region = self._objects(
+                    Address(bucket=ec2.bucket, prefix=f"{ec2.prefix}/data/-/")
+                )
         return region
 
     @cached_property

@@ -187,10 +187,10 @@ def job_of(
     cluster = launch.cluster
     seed = zlib.crc32(f"{settings.campaign.seed}/{lease_id}".encode())
     local = not spends_money(cluster.members[0].instance_type.provider)
-    expected = expected_devices(cluster, emulated=_emulated(settings))
+    expected = expected_devices(cluster, emulated=_is_emulated(settings))
     files = []
     for name in workload_names(launch):
-        spec, source = settings.travelling(name)
+        spec, source = settings.code_to_send(name)
         if local and spec.requirements:  # local machines share this disk
             spec = replace(spec, environment=str(environment_at(settings.home, spec)))
         files.append((replace(spec, data=data[name].address if name in data else ""), source))
@@ -241,7 +241,7 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
     return tuple(found)
 
 
-def _emulated(settings: Settings) -> bool:
+def _is_emulated(settings: Settings) -> bool:
     """Return True if [ec2] sets `emulated`.
 
     Raises SettingsError if `emulated` is set but AWS_ENDPOINT_URL does not name this computer.

@@ -47,7 +47,7 @@ class Machines:
         """Read the machines' reports. Return True if the launch no longer waits for any machine."""
         self.fetching = set()
         for node in sorted(self.awaited):
-            if not self.mailbox.reported(node, self.running.addresses[node]):
+            if not self.mailbox.has_started(node, self.running.addresses[node]):
                 continue
             if self.mailbox.fetched(node).issuperset(self.data):
                 self.awaited.remove(node)

@@ -100,7 +100,7 @@ class Mailbox:
         """
         return (self._node(node) / "ready.json").stat().st_mtime
 
-    def reported(self, node: int, address: str) -> bool:
+    def has_started(self, node: int, address: str) -> bool:
         """Return True if machine `node` has reported from `address` that it started.
 
         A report from another address is from a machine that was replaced.

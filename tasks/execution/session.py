@@ -404,10 +404,10 @@ class _Attempt:
         every run has a record, the result is "".
         """
         reported = self.mailbox.under_way(self.plan.attempt)
-        found = [item for item in self.items if item.run_id in reported][-1:] or self._missing()
+        found = [item for item in self.items if item.run_id in reported][-1:] or self._unrecorded()
         return found[0].run_id if found and self.is_measuring else ""
 
-    def _missing(self) -> list[Item]:
+    def _unrecorded(self) -> list[Item]:
         """Return the runs of this attempt that have no record yet, in the order of `items`."""
         recorded = self.mailbox.recorded()
         return [item for item in self.items if item.run_id not in recorded]
@@ -417,7 +417,7 @@ class _Attempt:
         within_s = self.plan.meet_s + ARMED_MARGIN_S
         arm_by = self.clock.monotonic() + within_s
         failed_at = math.inf
-        while missing := self._missing():
+        while missing := self._unrecorded():
             here = {node for node in self.nodes if node not in self.machines.gone}
             if ended := self._loss(missing) or self.machines.out_of_time():
                 return ended

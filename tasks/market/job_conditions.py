@@ -57,7 +57,7 @@ def experience_of(workspace: Workspace) -> Experience:
     computer.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
-    seen, market = reads.launched(warehouse, provider), workspace.settings.campaign.market
+    seen, market = reads.launch_events(warehouse, provider), workspace.settings.campaign.market
     launches, windows = seen["starts"], seen["spot_days"]
     local = not workspace.spends_money
     startup = _startup(launches, local)
@@ -76,7 +76,7 @@ def experience_of(workspace: Workspace) -> Experience:
             conditions,
             hazard=fit_hazard(
                 windows,
-                advised=reads.advised(warehouse, provider),
+                advised=reads.advised_rates(warehouse, provider),
                 together=seen["lost_together"],
             ),
             availability=fit_availability(seen["requests"]),

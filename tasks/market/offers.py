@@ -31,7 +31,7 @@ _FACTS = {
     "hidden": int,
     "sequence": int,
 }
-Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `matching`
+Filters = Sequence[tuple[str, str]]  # (column, text) pairs, see `filter_offers`
 
 
 def note_definitions(workspace: Workspace, now: datetime) -> None:
@@ -85,7 +85,7 @@ def snapshot_offers(
     try:
         offers = ask(workspace, now)
     except ProviderError as error:
-        offers = _packaged(workspace)
+        offers = _packaged_offers(workspace)
         if not offers:
             return f"prices: {error}; the last snapshot, if there is one, stays in use"
         source = f"; {error}, so these are packaged offers of {_newest(offers):%Y-%m-%d}"
@@ -108,7 +108,7 @@ def snapshot_offers(
     return f"prices: {len(offers)} offers of {len(types)} instance types{source}"
 
 
-def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
+def filter_offers(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     """Return the offers that pass all filters.
 
     filters: (column, text) pairs, such as ("region", "us-east-1"). If any offer has exactly this
@@ -132,7 +132,7 @@ def matching(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     return [offer for offer, good in zip(offers, passed, strict=True) if good]
 
 
-def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
+def list_offers(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
     """Return the newest known offers that pass `filters`, as rows, cheapest first.
 
     Besides the fields of an offer and its instance type, a row has the keys:
@@ -146,7 +146,7 @@ def listed(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
         ProviderError: if no offers are known or no offer passes the filters.
     """
     offers = current_offers(workspace) or offers_now(workspace, datetime.now(UTC))
-    rows = [_row(offer) for offer in matching(offers, filters)]
+    rows = [_row(offer) for offer in filter_offers(offers, filters)]
     return sorted(rows, key=lambda row: row["usd_per_hour"] or math.inf)
 
 
@@ -176,7 +176,7 @@ def offers_now(workspace: Workspace, now: datetime) -> list[Offer]:
     try:
         return workspace.provider.offers(now)
     except ProviderError:
-        if offers := _packaged(workspace) or current_offers(workspace):
+        if offers := _packaged_offers(workspace) or current_offers(workspace):
             return offers
         raise
 
@@ -210,7 +210,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
     return workspace.provider.billed(found)
 
 
-def _packaged(workspace: Workspace) -> list[Offer]:
+def _packaged_offers(workspace: Workspace) -> list[Offer]:
     """Return the offers that ship with Srift; [] if the warehouse has the same or newer offers."""
     offers, last = workspace.provider.packaged_offers(), current_offers(workspace)
     if offers and last and (_newest(offers) < _newest(last) or set(offers) == set(last)):

@@ -29,7 +29,7 @@ def status_of(provider: str) -> dict[str, Any]:
     """Return the state of an installation, as `srift status --json` prints it."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
     held = workspace.provider.leases()
-    published, stale = _published(workspace, now)
+    published, stale = _table_status(workspace, now)
     ledger: dict[str, Any] = {}
     with suppress(WarehouseError):  # `stale` has a sentence about this error
         ledger = ledger_summary(workspace.published, provider)
@@ -68,7 +68,7 @@ def status_of(provider: str) -> dict[str, Any]:
     }
 
 
-def _published(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
+def _table_status(workspace: Workspace, now: datetime) -> tuple[dict[str, Any] | None, list[str]]:
     """Return facts about the provider's published table, and sentences about stale contents.
 
     The facts are the number of rows, the model version, and the ages in hours of the table, its

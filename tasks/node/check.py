@@ -9,7 +9,7 @@ file ANSWER. Keys of the object:
     strategies    the workload's strategies
     batch         samples per step
 
-The list has one dictionary per precision, with the keys that the function `checked` documents.
+The list has one dictionary per precision, with the keys that `check_precision` documents.
 
 Strategies that should train exactly like ddp are also compared with ddp, in fp32. If a comparison
 fails, its error message becomes the `problem` of the first dictionary whose `problem` is empty. Its
@@ -65,14 +65,16 @@ def main() -> None:
     folder, batch = Path(question["folder"]), question["batch"]
     # A CPU cannot compute in tf32.
     precision = next((name for name in question["precisions"] if name != "tf32"), "fp32")
-    # Compare first, because `compared` forks processes and this process has no threads yet.
+    # Compare first, because `compare_with_ddp` forks processes and this process has no threads yet.
     notes = list[str]()
     problems = [
-        compared(folder, workload, name, precision, batch=batch, notes=notes)
+        compare_with_ddp(folder, workload, name, precision, batch=batch, notes=notes)
         for name in question["strategies"]
         if name in EQUAL_TO_DDP
     ]
-    answers = [checked(folder, workload, name, batch=batch) for name in question["precisions"]]
+    answers = [
+        check_precision(folder, workload, name, batch=batch) for name in question["precisions"]
+    ]
     first = next((answer for answer in answers if not answer["problem"]), answers[0])
     first["problem"] = first["problem"] or "; ".join(filter(None, problems))
     first["notes"] += notes
@@ -83,7 +85,7 @@ class NotCompared(Exception):
     """The losses could not be compared with ddp's. The message says why."""
 
 
-def compared(
+def compare_with_ddp(
     folder: Path,
     workload: WorkloadFile,
     name: str,
@@ -136,7 +138,9 @@ def compared(
     return ""
 
 
-def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int) -> dict[str, Any]:
+def check_precision(
+    folder: Path, workload: WorkloadFile, precision: str, *, batch: int
+) -> dict[str, Any]:
     """Run two steps of `workload` in `precision`, and return the result.
 
     batch: the number of samples per step.
@@ -161,7 +165,7 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     try:
         reset_peak(_CPU)
         built = build(folder, workload, seed=0, rank=0, computing=Arithmetic(precision, _CPU))
-        answer["figures"] = _trained(built, batch)
+        answer["figures"] = _train(built, batch)
         answer["notes"] = list(_notes(built, batch, answer["figures"], workload))
     except NoSuchPrecision as error:
         answer["notes"] = [f"not checked in {precision}: {error}"]
@@ -180,10 +184,10 @@ def checked(folder: Path, workload: WorkloadFile, precision: str, *, batch: int)
     return answer
 
 
-def _trained(built: LoadedWorkload, batch: int) -> dict[str, Any]:
+def _train(built: LoadedWorkload, batch: int) -> dict[str, Any]:
     """Run a backward pass and two training steps, and return the measured values.
 
-    The result is a dictionary. The docstring of `checked` lists its keys, under `figures`.
+    The result is a dictionary. The docstring of `check_precision` lists its keys, under `figures`.
 
     Raises WorkloadError if a trainable parameter gets no gradient, because data parallelism would
     wait forever for this gradient. Raises NotMeasured if the training diverges. Also raises the
@@ -229,7 +233,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield warnings about probable mistakes in the workload.
 
-    figures: the values that `_trained` measured in the training steps.
+    figures: the values that `_train` measured in the training steps.
     """
     if built.loader is None and batch not in sizes(built.make_batch(batch)):
         yield f"make_batch({batch}) returned no tensor with {batch} in its shape"

@@ -119,10 +119,10 @@ class Cached(Dataset[Any]):
         sample = self.dataset[at]
         if self._store.full:
             return sample
-        content = _pickled(at, sample)
+        content = _pickle(at, sample)
         if self._to_read_twice:
             self._to_read_twice -= 1
-            if _pickled(at, self.dataset[at]) != content:
+            if _pickle(at, self.dataset[at]) != content:
                 raise ValueError(
                     f"sample {at} of {type(self.dataset).__name__} changes when it is read again."
                     " Apply random augmentation to the samples of the cache, not inside the cached"
@@ -175,7 +175,7 @@ class _Store:
         status = os.fstat(self._file)
         if status.st_uid != os.getuid():
             raise PermissionError(f"another user owns {path}")
-        with _locked(self._file):
+        with _lock(self._file):
             if status.st_size < self._first or os.pread(self._file, _HEAD_BYTES, 0) != digest:
                 os.ftruncate(self._file, 0)
                 os.ftruncate(self._file, self._first)
@@ -206,7 +206,7 @@ class _Store:
         warning is logged once.
         """
         try:
-            with _locked(self._file):
+            with _lock(self._file):
                 end = os.fstat(self._file).st_size
                 left = self._room - (end - self._first)
                 if self._room == math.inf:
@@ -248,7 +248,7 @@ def _tensor(
     return torch.frombuffer(content, dtype=dtype).view(shape).requires_grad_(requires_grad)
 
 
-def _pickled(at: int, sample: Any) -> bytes:
+def _pickle(at: int, sample: Any) -> bytes:
     """Return the pickle of `sample`. Raises ValueError if the sample cannot be pickled."""
     written = io.BytesIO()
     try:
@@ -259,7 +259,7 @@ def _pickled(at: int, sample: Any) -> bytes:
 
 
 @contextmanager
-def _locked(file: int) -> Iterator[None]:
+def _lock(file: int) -> Iterator[None]:
     """Return a context manager that holds a file's lock, to exclude other processes.
 
     Raises TimeoutError if another process holds the lock for _LOCK_S seconds.

@@ -31,7 +31,7 @@ from .checkpoint import Checkpoints
 from .device import backend, now
 from .entrypoint import LoadedWorkload, try_once
 from .launch import Worker, explain
-from .loader import running
+from .loader import running_workers
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave, seconds_since_start
 from .steps import take_step
 from .strategies.replicas import of_ranks
@@ -155,7 +155,7 @@ class ElasticRun(Worker):
                 }
             )
         sizes = by_rank[self.rank]
-        with running(built.loader):
+        with running_workers(built.loader):
             while step < item.most_steps:
                 loss = take_step(built, module, sizes, scale=len(nodes) / global_batch)
                 step += 1

@@ -199,12 +199,12 @@ class Launch(Worker):
         `order` lists the nodes in ring order. If `order` is empty, the groups do not change.
         """
         self.order, ranks = go["order"], self.plan.ranks_of
-        ordered = {ranks(item): ranks(self.placed(item)) for item in self.plan.items}
+        ordered = {ranks(item): ranks(self.in_ring_order(item)) for item in self.plan.items}
         for members, ring in sorted(ordered.items()):
             if ring != members:
                 self.groups[members] = self._group(ring, sort_ranks=False)
 
-    def placed(self, item: Item) -> Item:
+    def in_ring_order(self, item: Item) -> Item:
         """Return `item` with its nodes, devices and batches in the order of the all-reduce ring.
 
         The result is `item` itself if no ring order is set, or if the run has fewer than
@@ -235,7 +235,7 @@ class Launch(Worker):
 
         `values` has one value per rank of the run `item`, in the order of the all-reduce ring.
         """
-        ring = self.plan.ranks_of(self.placed(item))
+        ring = self.plan.ranks_of(self.in_ring_order(item))
         return [value for _, value in sorted(zip(ring, values, strict=True))]
 
     def wait_for(self, items: Iterable[Item]) -> None:

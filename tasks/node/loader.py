@@ -252,7 +252,7 @@ def worker_deaths_ignored() -> Iterator[None]:
 
 
 @contextmanager
-def running(loader: Loader | None) -> Iterator[None]:
+def running_workers(loader: Loader | None) -> Iterator[None]:
     """Return a context manager that resumes the loader's workers on entry, and pauses them on exit.
 
     After an exception, the workers keep running. If `loader` is None, nothing is done.

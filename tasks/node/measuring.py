@@ -98,7 +98,7 @@ class Patience:
             "reference_spread": math.sqrt(fmean(value * value for value in spreads)),
         }
 
-    def undisturbed(self, measure: Callable[[], _Result], group: Group) -> _Result:
+    def repeat_if_disturbed(self, measure: Callable[[], _Result], group: Group) -> _Result:
         """Call `measure` until no machine is disturbed or no time is left. Return the last result.
 
         A machine is disturbed if at least the fraction DISTURBED of its CPU time was stolen during

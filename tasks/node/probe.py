@@ -45,7 +45,7 @@ def probe(item: Item, group: Group, device: torch.device, patience: Patience) ->
         once_s = _all_reduce_s(message, group, repeats=2)[-1]
         repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, int(_SIZE_S / once_s)))
         measure = partial(_all_reduce_s, message, group, repeats=repeats)
-        seconds = patience.undisturbed(measure, group)
+        seconds = patience.repeat_if_disturbed(measure, group)
         rows.append({"bytes": size, "seconds": fmean(central(seconds, float))})
     return {"rows": rows}
 

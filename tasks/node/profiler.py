@@ -21,7 +21,7 @@ from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .measuring import Patience, central
 from .record import Item
-from .strategies.messages import completed
+from .strategies.messages import completed_future
 from .strategies.tensor import volumes
 
 _BATCH_S, _BUCKETS_S = 1.0, 0.8  # seconds to spend on each batch size, and on the buckets
@@ -47,7 +47,7 @@ def profile(
         built.loader.as_in_later_epochs()
     for batch in item.batches:
         try:
-            rows.append(patience.undisturbed(partial(_parts, built, batch), None))
+            rows.append(patience.repeat_if_disturbed(partial(_parts, built, batch), None))
         except (RuntimeError, MemoryError) as error:  # smaller batch sizes may be in `rows`
             if not rows or "memory" not in repr(error).lower():
                 raise
@@ -95,7 +95,7 @@ def _parts(built: LoadedWorkload, batch: int) -> Profile:
         built.optimizer.zero_grad()
         before = thread_counters()
         inputs, target = built.make_batch(batch)
-        loading.append(_loading(before, batch))
+        loading.append(_loading_seconds(before, batch))
         loaded = clock_s()
         with built.arithmetic.forward():
             loss = built.loss(built.model(inputs), target)
@@ -130,7 +130,7 @@ def thread_counters() -> list[float]:
     return [time.perf_counter(), time.thread_time(), queued_s]
 
 
-def _loading(before: list[float], batch: int) -> tuple[float, float]:
+def _loading_seconds(before: list[float], batch: int) -> tuple[float, float]:
     """Return (CPU seconds, seconds of waiting for storage) per sample of the last batch.
 
     Call this function immediately after this thread has made the batch.
@@ -187,7 +187,7 @@ def _buckets(built: LoadedWorkload, batch: int, group: dist.ProcessGroup) -> lis
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> Future[torch.Tensor]:
         ready.append((clock_s(), bucket.buffer().nbytes))
-        return completed(bucket.buffer())
+        return completed_future(bucket.buffer())
 
     module.register_comm_hook(None, note)
     passes = []

@@ -87,7 +87,7 @@ def environment_of(environments: Path, digest: str) -> Path:
     return environments / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
-def installed(environment: Path) -> bool:
+def is_ready(environment: Path) -> bool:
     """Return True if all requirements have been installed into `environment`."""
     return (environment / _MARKER).is_file()
 
@@ -120,7 +120,7 @@ def install(
     python = str(environment / "bin" / "python")
     with environment.with_name(f".{environment.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock of a process that dies
-        if not installed(environment):
+        if not is_ready(environment):
             for line in () if builds else lines_of(root / requirements):
                 if not is_plain(line, root):
                     raise NotInstalled(
@@ -185,7 +185,7 @@ def _run(command: list[str], root: Path, scratch: str) -> tuple[int | None, str]
 
     scratch: a folder that serves the command as HOME and TMPDIR.
     """
-    environment = _carried() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = _pip_env() | {"HOME": scratch, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         command,
         cwd=root,
@@ -212,10 +212,10 @@ def readable() -> list[str]:
     These are Python's folders and the values of pip's environment variables, such as the path of
     certificates. Values that are not paths are not removed.
     """
-    return [sys.base_prefix, *_packages(), *_carried().values()]
+    return [sys.base_prefix, *_packages(), *_pip_env().values()]
 
 
-def _carried() -> dict[str, str]:
+def _pip_env() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()

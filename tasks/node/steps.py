@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
-from .loader import running
+from .loader import running_workers
 from .measuring import NotMeasured, Patience, meet, next_block, spread
 from .record import Item
 from .strategies import apply_strategy
@@ -137,14 +137,16 @@ class TimedSteps:
         def measure() -> list[list[list[float]]]:
             times, started = [], clock_s()
             meet(self.group)
-            with running(self.built.loader):
+            with running_workers(self.built.loader):
                 for _ in range(count):
                     before, waited = clock_s(), self.built.waited_s
                     self.losses.append(self.step(sync=sync))
                     times.append([clock_s() - before, self.built.waited_s - waited])
             return of_ranks([[clock_s() - started, 0.0], *times], self.group)
 
-        found = torch.tensor(self.patience.undisturbed(measure, self.group), dtype=torch.float64)
+        found = torch.tensor(
+            self.patience.repeat_if_disturbed(measure, self.group), dtype=torch.float64
+        )
         self.elapsed_s += float(found[:, 0, 0].max())
         return found[:, 1:]
 
@@ -177,9 +179,7 @@ class TimedSteps:
         return [max(0.0, median(rank.tolist())) for rank in times[..., 0]]
 
 
-def _prepared(
-    item: Item, built: LoadedWorkload, group: Group
-) -> tuple[Callable[..., float], float]:
+def _prepare(item: Item, built: LoadedWorkload, group: Group) -> tuple[Callable[..., float], float]:
     """Apply the strategy of the run `item` to the model.
 
     Returns (step, weight). `step()` takes an optimizer step, and returns the mean loss of this
@@ -210,14 +210,14 @@ def learn(item: Item, built: LoadedWorkload, group: Group) -> dict[str, Any]:
     steps_a_window: the number of steps in a window.
     diverged: True if the loss of the last window was not finite.
     """
-    step, weight = _prepared(item, built, group)
+    step, weight = _prepare(item, built, group)
     steps = item.most_steps // item.windows
     losses: list[float] = []
     diverged, spent_s = False, 0.0
     built.close()
     meet(group)
     started = now(built.device)
-    with running(built.loader):
+    with running_workers(built.loader):
         while len(losses) < item.windows and spent_s < item.most_s and not diverged:
             mine = fmean(step() for _ in range(steps)) * weight
             by_rank = of_ranks([mine, now(built.device) - started], group)
@@ -238,7 +238,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     loader, clock_s = built.loader, partial(now, built.device)
     started = clock_s()
     sizes = built.sizes  # before a strategy shards the model
-    step, weight = _prepared(item, built, group)
+    step, weight = _prepare(item, built, group)
     build_s = clock_s() - started
 
     built.close()
@@ -247,7 +247,7 @@ def train(item: Item, built: LoadedWorkload, group: Group, patience: Patience) -
     timed = TimedSteps(step=step, built=built, group=group, patience=patience)
     meet(group)
     started = clock_s()
-    with running(loader):
+    with running_workers(loader):
         timed.warm_up(item)
     warmup_s, warmed = clock_s() - started, len(timed.losses)
 

@@ -59,10 +59,10 @@ def switch_on(model: nn.Module, switches: str, *, whole: bool = True) -> None:
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         # a sharded model gathers weights between its blocks, and gathering cannot be compiled
         for module in [model] if whole else blocks(model):
-            module.forward = torch.compile(_wrapped(module.forward), dynamic=False)
+            module.forward = torch.compile(_wrap(module.forward), dynamic=False)
 
 
-def _wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `forward` in a function, because torch.compile skips methods of torch's own classes."""
 
     def compute(*inputs: Any, **named: Any) -> Any:

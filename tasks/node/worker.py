@@ -130,7 +130,7 @@ def measure(launch: Launch, item: Item, built: LoadedWorkload | None) -> dict[st
         Exception: any error of the workload.
     """
     group, patience = launch.group(item), launch.patience
-    placed = launch.placed(item)
+    placed = launch.in_ring_order(item)
     patience.reset()
     if built is None:
         values = probe(placed, group, launch.device, patience)

@@ -20,7 +20,7 @@ from ..data_files.public import PROVIDER, only_public, with_public_workloads
 from ..market.offers import (
     Filters,
     current_offers,
-    matching,
+    filter_offers,
     note_definitions,
     snapshot_offers,
     with_facts,
@@ -53,8 +53,8 @@ class Question:
     batch: global batch. None means the value in srift.toml.
     transformer: facts (layers, FLOPs, ...) of a transformer that is not in srift.toml.
     by_gpu: if True, the answer has the best cluster of each kind of device.
-    filters: (column, text) pairs, such as ("region", "us-east-1"). `matching` applies them to the
-        offers.
+    filters: (column, text) pairs, such as ("region", "us-east-1"). `filter_offers` applies them to
+        the offers.
     """
 
     workload: str
@@ -112,13 +112,17 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         with workspace.warehouse.read():
             offers = current_offers(workspace)
             runs = measured_setups(workspace.warehouse, provider, [name])
-            case = Case.of(workspace, champion, workload, matching(offers, question.filters), runs)
+            case = Case.of(
+                workspace, champion, workload, filter_offers(offers, question.filters), runs
+            )
         if question.by_gpu:
             return _by_gpu(case)
         found, named = case.plan(top=top), None
         first, *others = found.rows[:top]
         if pilots:
-            buyable = matching(offers, [pair for pair in question.filters if pair[0] != "market"])
+            buyable = filter_offers(
+                offers, [pair for pair in question.filters if pair[0] != "market"]
+            )
             named = pilots_for(case, found, buyable=buyable, count=pilots)
             for run in named["runs"]:
                 del run["planned"]

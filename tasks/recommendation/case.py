@@ -19,7 +19,7 @@ from models.planner import planner
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.learning import vetoes
 from models.planner.planner import Recommendation
-from models.step_time.model import StepTimeModel, introduced, with_compressed
+from models.step_time.model import StepTimeModel, introduce, with_compressed
 
 from ..data_files.public import ORIGIN, only_public
 from ..market.job_conditions import Experience, experience_of
@@ -88,7 +88,7 @@ class Case:
             runs=runs[runs["workload"] == workload.name],
             experience=experience or experience_of(workspace),
         )
-        return case if champion is None else case._modelled(champion.model)
+        return case if champion is None else case._for_model(champion.model)
 
     @property
     def is_outdated(self) -> bool:
@@ -97,7 +97,7 @@ class Case:
             return False
         return not self.champion.model.met_workload(self.workload)
 
-    def _modelled(self, champion: StepTimeModel) -> Case:
+    def _for_model(self, champion: StepTimeModel) -> Case:
         """Return a copy of the case for the model `champion`.
 
         The copy has new values of model, guessed, known, by_data_sheet, notes and workload. If the
@@ -112,7 +112,7 @@ class Case:
             # A transformer's shape suffices to predict all modes. FLOPs suffice for DDP in fp32.
             predictable = workload.layers is not None or workload.modes == (Mode(),)
             new = predictable and not able.modes_of(workload.name)
-            model = introduced(able, workload) if new else None
+            model = introduce(able, workload) if new else None
             basis = "FLOPs" if workload.layers is None else "shape"
             why = "because the workload was never measured"
             if self.is_outdated:
@@ -128,7 +128,7 @@ class Case:
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
         devices = devices_of(known)
         sheets = devices - devices_of(
-            workload for workload in known if _measured(champion, workload)
+            workload for workload in known if _is_measured(champion, workload)
         )
         left_out = sorted(devices_of(self.offers) - devices)
         for what, names in (
@@ -154,7 +154,7 @@ class Case:
 
         top: maximum number of clusters for each goal.
         """
-        return self.stamped(self.planning(top)())
+        return self.with_columns(self.planning(top)())
 
     def planning(self, top: int = 5) -> partial[Recommendation]:
         """Return a picklable function without arguments that runs the planner.
@@ -162,13 +162,13 @@ class Case:
         top: maximum number of clusters for each goal.
         """
         if self.model is None or not self.known:
-            return partial(planner.nothing, self.workload, _unpredictable(self), "unknown")
+            return partial(planner.no_answer, self.workload, _unpredictable(self), "unknown")
         supply = supply_of(self.workspace, self.workload, self.known, self.experience)
         return partial(
             planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED
         )
 
-    def stamped(self, found: Recommendation) -> Recommendation:
+    def with_columns(self, found: Recommendation) -> Recommendation:
         """Return `found` with the columns of the published table that the planner does not fill.
 
         These columns include the provider, the model version and the time of the prices. The case's
@@ -221,11 +221,14 @@ def comparable(
         offer
         for offer in offers
         if model.met_type(offer.instance_type)
-        and (model.can_guess(offer.instance_type.name) or (not guessed and _measured(model, offer)))
+        and (
+            model.can_guess(offer.instance_type.name)
+            or (not guessed and _is_measured(model, offer))
+        )
     ]
 
 
-def _measured(model: StepTimeModel, offer: Offer) -> bool:
+def _is_measured(model: StepTimeModel, offer: Offer) -> bool:
     """Return True if any instance type with the offer's device was measured."""
     # Offers may have several names for a device. The model has one name for each device.
     device = model.machines[offer.instance_type.name].device
@@ -264,7 +267,7 @@ def supply_of(
     )
 
 
-def contending(
+def contenders(
     model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
     """Return the ranked setups of `found` that may turn out to be the best when measured."""

@@ -17,13 +17,13 @@ from models.job.compilation import prior_s
 from models.planner import planner
 from models.planner.candidates import Supply
 from models.planner.enumeration import cheapest_cluster
-from models.planner.explanations import amount, named
+from models.planner.explanations import amount, describe_setup
 from models.planner.planner import Recommendation
 from models.step_time.model import StepTimeModel
 
 from ..reporting.tables import share
 from ..workspace.workspace import Workspace, refresh_command
-from .case import SEED, Case, Row, comparable, contending, supply_of
+from .case import SEED, Case, Row, comparable, contenders, supply_of
 
 # Four machines suffice to show how a workload communicates.
 _MOST_HOSTS, _MOST_CANDIDATES = 4, 300
@@ -85,8 +85,8 @@ def measure_first(row: Row, pilots: Row) -> Row:
         return row
     run = runs[0]
     reason = (
-        f"measure {named(run)} for {amount(run['usd'], 'usd')} first: choosing now is expected to"
-        f" be {share(regret)} worse than the best choice; {row['reason']}"
+        f"measure {describe_setup(run)} for {amount(run['usd'], 'usd')} first: choosing now is"
+        f" expected to be {share(regret)} worse than the best choice; {row['reason']}"
     )
     return row | {"status": "measure_first", "reason": reason}
 
@@ -124,7 +124,7 @@ def _pilots(
     sold: the offers of machines to measure on.
     count: the maximum number of runs.
     """
-    choice_set = contending(model, case.workload, plan, case.experience.conditions)
+    choice_set = contenders(model, case.workload, plan, case.experience.conditions)
     candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
     first = plan.rows[0]
     infeasible, chance = first["cluster"] is None, first["p_meets_constraint"]
@@ -187,11 +187,11 @@ def _candidates(
     supply = replace(launched_supply(case, sold, hosts), most_mixed=0)
     modes = dict.fromkeys(setup.mode for setup in choice_set.setups)
     workload = replace(case.workload, modes=tuple(modes) or case.workload.modes)
-    found = planner.allowed(workload, supply, model)
+    found = planner.allowed_candidates(workload, supply, model)
     if found is None:
         return []
     cheapest = found.by_price()
-    setups = chain(_bought(choice_set, supply), found.setups(cheapest, supply.fits))
+    setups = chain(_launchable(choice_set, supply), found.setups(cheapest, supply.fits))
     if case.guessed:  # then the compute time is most uncertain, and a single device shows it
         count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
         singles = found.setups(cheapest[count == 1], supply.fits)
@@ -209,7 +209,7 @@ def _candidates(
     return list(new.values())
 
 
-def _bought(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
+def _launchable(choice_set: ChoiceSet, supply: Supply) -> Iterator[Setup]:
     """Yield the setups of `choice_set` that can be launched on machines of `supply`."""
     for setup in choice_set.setups:
         cluster = cheapest_cluster(setup.cluster.type_names, supply.offers)

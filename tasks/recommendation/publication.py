@@ -6,7 +6,7 @@ from datetime import datetime
 from models.domain.setup_table import Row, rows_of
 from warehouse.export import export, published_rows, read_published, write_whole
 from warehouse.publication import Publication, publish
-from warehouse.reads import reported
+from warehouse.reads import report_rows
 
 from ..reporting import report_page
 from ..reporting.metrics import write_metrics
@@ -56,7 +56,7 @@ def _renew_page(workspace: Workspace) -> None:
     """Write the report page. After an error, print a note and keep the previous page."""
     page = workspace.report_page
     try:
-        rows = reported(workspace.warehouse)
+        rows = report_rows(workspace.warehouse)
         sources = {
             name: {"illustrative": not spends_money(name), "refresh": refresh_command(name, "25")}
             for name in (row["provider"] for row in rows["publications"])

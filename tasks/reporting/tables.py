@@ -214,7 +214,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
     The output has the recommendations, their reasons, the Pareto frontier and suggested runs.
     """
     _print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
-    shown = [_recommended(row) for row in rows]
+    shown = [_recommendation_row(row) for row in rows]
     for choice in shown:
         if choice["rank"] > 1:
             choice["goal"] = ""  # the first choice names the goal
@@ -225,7 +225,7 @@ def _print_workload(rows: Sequence[Row]) -> None:
     for reason in dict.fromkeys(reasons):
         _print(reason, style="dim")
     for row in rows:
-        frontier = [_described(point) for point in row.get("frontier") or ()]
+        frontier = [_describe(point) for point in row.get("frontier") or ()]
         title = f"Pareto frontier of hours and dollars, of {row.get('candidates')} candidates"
         _print_table(frontier, _FRONTIER, title)
         if row.get("pilots"):
@@ -240,7 +240,7 @@ def _print_pilots(pilots: Row) -> None:
     _print(f"\n{pilots['reason']}")
     if not pilots["settled"]:
         runs = [
-            _described(run) | {"regret_after": share(run["regret_after"])} for run in pilots["runs"]
+            _describe(run) | {"regret_after": share(run["regret_after"])} for run in pilots["runs"]
         ]
         _print_table(runs, _PILOTS)
 
@@ -253,10 +253,10 @@ def share(regret: float) -> str:
 
 def recommendation_table(rows: Sequence[Row]) -> TextTable:
     """Return published rows as a table with more columns than the terminal shows."""
-    return text_table([_recommended(row) for row in rows], _RECOMMENDED + _MORE)
+    return text_table([_recommendation_row(row) for row in rows], _RECOMMENDED + _MORE)
 
 
-def _recommended(row: Row) -> dict[str, Any]:
+def _recommendation_row(row: Row) -> dict[str, Any]:
     """Return a copy of the row, with the values that the columns _RECOMMENDED and _MORE need.
 
     If the row has no cluster, all values are empty, except goal, status, rank and `cluster`. The
@@ -271,10 +271,10 @@ def _recommended(row: Row) -> dict[str, Any]:
     step = f"{middle:#.3g} ({low:#.3g}-{high:#.3g})"
     risk = row["interruption_risk"] or None
     texts |= {"step": step, "interruption_risk": risk}
-    return _described(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
+    return _describe(row) | texts | {"basis": "measured" if row["measured_runs"] else "guessed"}
 
 
-def _described(row: Row) -> dict[str, Any]:
+def _describe(row: Row) -> dict[str, Any]:
     """Return a copy of the row with the added texts `batch`, `mode` and `cluster_and_mode`."""
     steps, mode = row.get("accumulation_steps") or 1, _mode(row)
     batch = f"{row.get('batch_per_device')}" + (f" x{steps:g}" if steps > 1 else "")
@@ -343,7 +343,7 @@ def print_measured(found: Row, provider: str) -> None:
         predicted, step_s = run["predicted_step_s"], run["step_s"]
         difference = step_s / predicted - 1 if step_s and predicted else None
         step_s = step_s or ("done" if run["measured"] else "not measured")
-        shown.append(_described(run) | {"step_s": step_s, "difference": difference})
+        shown.append(_describe(run) | {"step_s": step_s, "difference": difference})
     columns = """
         kind: {kind}
         cluster: {cluster_and_mode}
@@ -475,7 +475,7 @@ def print_sizing(found: Row) -> None:
         servers: {servers:g}
     """
     title = "largest efficient cluster, and the bandwidth or servers that hide communication"
-    _print_table(_scaled(found["scaling"]), _SCALE + columns, title)
+    _print_table(_scale_rows(found["scaling"]), _SCALE + columns, title)
     columns = """
         size: {size:}
         step s: {step_s:.4g}{mark}
@@ -486,7 +486,7 @@ def print_sizing(found: Row) -> None:
         "measured sizes, and the efficiency that a rule predicts from smaller sizes"
         " (*: step composed of micro-steps)"
     )
-    _print_table(_scaled(found["checks"]), _SCALE + columns, title)
+    _print_table(_scale_rows(found["checks"]), _SCALE + columns, title)
     columns = """
         type: {type_and_mode}
         batch: {batch:.4g}
@@ -496,11 +496,11 @@ def print_sizing(found: Row) -> None:
         bytes of memory: {memory_bytes:.4g}
     """
     title = "best measured batch of one device"
-    _print_table(_scaled(found["best_batch"]), columns, title)
+    _print_table(_scale_rows(found["best_batch"]), columns, title)
     _print_notes(found["notes"])
 
 
-def _scaled(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _scale_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows with three added texts.
 
     type_and_mode: the instance type and, if it is not the default, the mode.

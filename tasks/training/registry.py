@@ -269,7 +269,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
         if not store.exists():
             return None
         known = in_force(store, name, ALIAS)
-    known = known or _downloaded(home, name)
+    known = known or _download(home, name)
     if known is None:
         return None
     number, folder = known
@@ -284,7 +284,7 @@ def load_champion(home: Path, provider: str) -> Champion | None:
     return Champion(version=number, model=model, scoreboard=scores)
 
 
-def _downloaded(home: Path, name: str) -> tuple[int, Path] | None:
+def _download(home: Path, name: str) -> tuple[int, Path] | None:
     """Download the model in use with MLflow, and return its version and folder.
 
     Returns None if no model is in use.

@@ -7,7 +7,7 @@ from datetime import datetime
 import pandas as pd
 
 from models.domain.setup_table import rows_of
-from models.monitoring.cross_validation import Each, fitted, summarise
+from models.monitoring.cross_validation import Each, fit_and_score, summarise
 from models.monitoring.promotion import Promotion, verdict
 from models.step_time.dataset import TrainingData, at_nominal_speed
 from models.step_time.model import StepTimeModel
@@ -54,7 +54,7 @@ def challenge(
     if not len(data.runs):
         return None
     with single_thread():
-        model, held_out = fitted(data, seed=SEED, each=each)
+        model, held_out = fit_and_score(data, seed=SEED, each=each)
         decision = verdict(data, held_out, model, None if champion is None else champion.model)
     return Challenger(
         model=model,

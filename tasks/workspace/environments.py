@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..node.record import WorkloadFile
-from ..node.requirements import NotInstalled, environment_of, install, installed, readable, unpack
+from ..node.requirements import NotInstalled, environment_of, install, is_ready, readable, unpack
 from ..providers.local.network import detect, without_files
 from ..reporting.progress import reporter
 from .settings import Settings
@@ -31,7 +31,7 @@ def install_at(settings: Settings, spec: WorkloadFile, source: Source) -> str:
     access to this user's files. Raises NotInstalled if the installation fails.
     """
     environment = environment_at(settings.home, spec)
-    if not installed(environment):
+    if not is_ready(environment):
         reporter().say(f"installing the requirements of workload {spec.name} ({spec.requirements})")
     # pip gets a copy of the code, because builds write into the code's folder.
     with tempfile.TemporaryDirectory(prefix="srift-requirements-") as folder:
@@ -49,7 +49,7 @@ def not_installable(settings: Settings) -> dict[str, str]:
     refused, used = {}, set()
     for name, stated in settings.workloads.items():
         if stated.entrypoint is not None and stated.requirements:
-            spec, source = settings.travelling(name)
+            spec, source = settings.code_to_send(name)
             used.add(environment_at(settings.home, spec))
             try:
                 install_at(settings, spec, source)

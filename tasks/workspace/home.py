@@ -41,7 +41,7 @@ def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     alias: an alias of a version, such as "champion".
     """
     try:
-        with closing(_opened(store)) as connection:
+        with closing(_open(store)) as connection:
             ((version, place),) = connection.execute(_CHAMPION, (name, alias)).fetchall()
     except (sqlite3.Error, ValueError):
         return None
@@ -49,7 +49,7 @@ def in_force(store: Path, name: str, alias: str) -> tuple[int, Path] | None:
     return (int(version), folder) if folder.is_dir() else None
 
 
-def _opened(store: Path) -> sqlite3.Connection:
+def _open(store: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)
 
 
@@ -83,7 +83,7 @@ def check_registry(home: Path) -> str:
     """
     store = home / "mlflow.db"
     try:
-        with closing(_opened(store)) as connection:
+        with closing(_open(store)) as connection:
             (found,) = connection.execute("pragma quick_check(1)").fetchone()
     except sqlite3.OperationalError:  # missing, or locked by another process
         found = "ok"

@@ -44,7 +44,7 @@ def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Ite
     home.mkdir(parents=True, exist_ok=True)
     left_s = patience_s
     with (home / "refresh.json").open("a+") as file:
-        while not _locked(file, fcntl.LOCK_EX):
+        while not _lock(file, fcntl.LOCK_EX):
             other = at_work(home)
             if other is None:
                 continue  # not a refresh: `at_work` held the lock for a moment
@@ -64,7 +64,7 @@ def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Ite
             file.truncate(0)
 
 
-def _locked(file: IO[str], how: int) -> bool:
+def _lock(file: IO[str], how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,7 +91,7 @@ def at_work(home: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open() as file:
-        free = _locked(file, fcntl.LOCK_SH)
+        free = _lock(file, fcntl.LOCK_SH)
         found: dict[str, Any] | None = None if free else json.loads(file.read() or "{}")
     return found
 

@@ -50,7 +50,7 @@ from ..node.record import WorkloadFile
 from ..providers.ec2.settings import Ec2
 from ..providers.local.settings import Local, Name
 from .home import HISTORY, OPERATORS_ARTIFACTS, OPERATORS_STORE
-from .sources import Source, SourceRefused, file_source, folder_source, hashed
+from .sources import Source, SourceRefused, file_source, folder_source, hash_files
 from .workload_data import BadData, WorkloadData, read_data, source_of
 
 PREFIX = "SRIFT_"
@@ -130,7 +130,7 @@ class GoalSettings(_Section):
     p_required: float | None = Field(default=None, gt=0, lt=1)
 
     @model_validator(mode="after")
-    def _limited(self) -> GoalSettings:
+    def _check_limit(self) -> GoalSettings:
         limit = Goal(goal=self.goal).constraint
         if any((getattr(self, name) is None) == (name == limit) for name in ("hours", "usd")):
             rule = f"must have the limit {limit} alone" if limit else "must not have a limit"
@@ -180,7 +180,7 @@ class WorkloadSettings(_Section):
 
     @field_validator("env")
     @classmethod
-    def _allowed(cls, env: dict[str, str]) -> dict[str, str]:
+    def _check_names(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} is not a valid name of an environment variable")
@@ -199,7 +199,7 @@ class WorkloadSettings(_Section):
 
     @field_validator("data")
     @classmethod
-    def _parsed(cls, data: str) -> str:
+    def _parse(cls, data: str) -> str:
         source_of(data, Path())
         return data
 
@@ -383,7 +383,7 @@ class Settings(_Section):
         except SourceRefused as error:
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
-    def travelling(self, name: str) -> tuple[WorkloadFile, Source]:
+    def code_to_send(self, name: str) -> tuple[WorkloadFile, Source]:
         """Return what machines receive for a workload: its description and its code.
 
         Raises:
@@ -399,7 +399,7 @@ class Settings(_Section):
         )
         file = f"workloads/{digest}.py"
         if source.packed:  # workloads of one repository share the archive
-            file = f"workloads/{hashed(contents).hexdigest()[:12]}.tar.gz"
+            file = f"workloads/{hash_files(contents).hexdigest()[:12]}.tar.gz"
         return WorkloadFile(
             name=name,
             digest=digest,
@@ -437,7 +437,7 @@ class Settings(_Section):
         """
         if self.workloads[name].entrypoint is None:
             return IMPORTED
-        return self.travelling(name)[0].digest
+        return self.code_to_send(name)[0].digest
 
 
 def read_transformer(

@@ -74,7 +74,7 @@ class Source:
         env: environment variables of the workload.
         data: digest of the workload's data; empty without data.
         """
-        content = hashed(contents).digest() if self.packed else contents[self.entry]
+        content = hash_files(contents).digest() if self.packed else contents[self.entry]
         called = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
         options = {"requirements": self.requirements, "env": env, "data": data}
         if stated := {name: value for name, value in options.items() if value}:
@@ -92,7 +92,7 @@ class Source:
         stated = contents[self.requirements]
         # If the requirements file may refer to other files, the digest covers all files.
         local = _READS_FILES.search(stated.decode(errors="replace"))
-        needed = hashed(contents if local else {self.requirements: stated})
+        needed = hash_files(contents if local else {self.requirements: stated})
         # The digest covers the name too, because two requirements files need two environments.
         needed.update(self.requirements.encode())
         return str(needed.hexdigest()[:12])
@@ -108,7 +108,7 @@ class Source:
         return archive(contents) if self.packed else contents[self.entry]
 
 
-def hashed(contents: Mapping[str, bytes]) -> Any:
+def hash_files(contents: Mapping[str, bytes]) -> Any:
     """Return the SHA-256 hash of the names and contents of files, as a hashlib object.
 
     contents: {file name: content}, in any order.

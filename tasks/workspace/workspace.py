@@ -18,7 +18,7 @@ from warehouse.database import Warehouse
 
 from ..providers.base import Provider
 from ..providers.ec2 import provider as ec2
-from ..providers.ec2.snapshot import packaged
+from ..providers.ec2.snapshot import read_snapshot
 from ..providers.local import provider as local
 from .settings import IMPORTED, Settings, SettingsError, load_settings
 from .shared import open_warehouse
@@ -136,7 +136,7 @@ def known_devices(local_types: Iterable[str]) -> dict[str, dict[str, tuple[int, 
         "local": dict.fromkeys(local_types, (1, "cpu")),
         "ec2": {
             instance_type.name: (instance_type.devices, instance_type.device)
-            for instance_type in packaged().instance_types
+            for instance_type in read_snapshot().instance_types
         },
     }
 

@@ -34,7 +34,7 @@ from models.domain.cluster import Cluster
 from models.domain.numeric import BoolArray, FloatArray, IntArray
 from models.domain.setup_table import row_key, rows_of, setup_key
 from models.domain.workload import Goal, Mode, Setup
-from models.planner.choice_rule import misses, weighed
+from models.planner.choice_rule import misses, with_penalty
 from models.step_time.dataset import TrainingData
 from models.step_time.model import fit
 from tests.benchmarks.claims import Claim, Write, report, show
@@ -108,7 +108,7 @@ def known_losses(question: OpenChoice, step_s: FloatArray) -> tuple[FloatArray, 
     log_step = np.log(step_s[question.places])
     known = np.isfinite(log_step)
     aim, meeting = aim_and_meeting(question, np.where(known, log_step, 0.0), np.zeros(1))
-    loss = np.where(known, weighed(question.goal, aim, meeting), np.inf)
+    loss = np.where(known, with_penalty(question.goal, aim, meeting), np.inf)
     return loss, misses(question.goal, meeting.chance)
 
 

@@ -19,7 +19,7 @@ from models.planner.planner import Recommendation, plan
 from models.step_time.model import StepTimeModel, with_compressed
 from tasks.providers.ec2.catalogue import device_tflops
 from tasks.providers.ec2.prices import on_demand_offers
-from tasks.providers.ec2.snapshot import packaged
+from tasks.providers.ec2.snapshot import read_snapshot
 from tests.benchmarks import synthetic_market as synthetic
 from tests.benchmarks.claims import Claim, Write, report, show
 
@@ -54,7 +54,7 @@ def some_types(types: int) -> list[Offer]:
 
 def ec2_offers() -> list[Offer]:
     """EC2's GPU types in REGIONS at the packaged prices; spot costs four tenths of them."""
-    known = packaged()
+    known = read_snapshot()
     types = [
         kind
         for kind in known.instance_types

@@ -9,7 +9,7 @@ import pandas as pd
 from models.domain.numeric import BoolArray
 from models.domain.workload import MODES
 from models.step_time.dataset import TrainingData, workload_facts
-from models.step_time.model import StepTimeModel, all_introduced, fit
+from models.step_time.model import StepTimeModel, fit, introduce_all
 
 MEASURED = ["step_s", "sync_s"]  # columns that a prediction may not see
 _CANDIDATES, _TARGETS = 400, 250  # rows that pilots are chosen among, and rows they inform about
@@ -51,7 +51,7 @@ def score(data: TrainingData, group: Group, *, seed: int = 0) -> pd.DataFrame:
 def _fitted(data: TrainingData, known: BoolArray, seed: int) -> StepTimeModel:
     """Fit to the known rows; every workload is predicted in every mode."""
     facts = workload_facts(data)
-    model = all_introduced(fit(replace(data, runs=data.runs[known]), seed=seed), facts)
+    model = introduce_all(fit(replace(data, runs=data.runs[known]), seed=seed), facts)
     return replace(model, trained=model.trained | set(product(data.runs["workload"], MODES)))
 
 

@@ -392,7 +392,7 @@ def sends_the_largest_entries_and_keeps_the_rest(group, machines):
     state, sent = SparseExchange(group, machines, density=DENSITY), Counter()
     for turn in range(ROUNDS):
         sums = []
-        sent += sent_bytes(lambda: sums.append(state.summed(0, gradient(own, turn))))  # noqa: B023
+        sent += sent_bytes(lambda: sums.append(state.exchange_largest(0, gradient(own, turn))))  # noqa: B023
         total = np.zeros((devices, share))
         for machine, left in enumerate(residual):
             ranks = range(machine * devices, (machine + 1) * devices)

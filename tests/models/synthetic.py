@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from models.domain.cluster import cluster_name
-from models.domain.workload import joined
+from models.domain.workload import join_numbers
 from models.step_time.model import TrainingData
 
 TYPES = {
@@ -110,7 +110,7 @@ class World:
             "workload": workload,
             "cluster": cluster_name(types),
             "layout": "+".join("1" for _ in types),
-            "batch_per_device": joined(tuple(batches)),
+            "batch_per_device": join_numbers(tuple(batches)),
             "accumulation_steps": accumulation,
             "strategy": "ddp",
             "precision": "fp32",

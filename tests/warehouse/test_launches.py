@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from tests.warehouse.builders import NOON, load, refused, setup, write
 from warehouse.append import append
-from warehouse.reads import launched
+from warehouse.reads import launch_events
 
 NIGHT = NOON.replace(hour=22)
 
@@ -16,7 +16,7 @@ def seen(warehouse, name, *changes):
     row |= {"interrupted": False, "refresh_id": "r"}
     rows = [row | {"node": node} | change for node, change in enumerate(changes)]
     write(warehouse, append, "raw_machines", rows)
-    return list(launched(warehouse, "local")[name].itertuples(index=False, name=None))
+    return list(launch_events(warehouse, "local")[name].itertuples(index=False, name=None))
 
 
 def test_a_launch_takes_as_long_as_its_last_machine_whatever_replaced_it_later(warehouse):

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
-from tasks.providers.ec2.snapshot import packaged
+from tasks.providers.ec2.snapshot import read_snapshot
 from tests.fake_ec2_account import Account
 
 # Answers about all 1,395 types would cost seconds.
@@ -15,7 +15,7 @@ SOLD = "g4dn.* g5.* g6.* p3.* p4d.* m5.large c5.large"
 def market(seed):
     """Return a fake account whose spot prices are 25 % to 75 % of the list prices."""
     usd, spot = {}, {}
-    for region, prices in packaged().usd.items():
+    for region, prices in read_snapshot().usd.items():
         usd[region] = {
             name: price
             for name, price in prices.items()

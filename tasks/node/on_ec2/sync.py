@@ -196,7 +196,7 @@ class Outbox:
         The mark is (inode, modification time, size), which changes with the file's content.
         """
         for within in ("", _RECORDS):
-            with suppress(OSError), self._opened(within) as descriptor:
+            with suppress(OSError), self._open_folder(within) as descriptor:
                 for file in filter(_OUTGOING.fullmatch, os.listdir(descriptor)):
                     with suppress(OSError):  # the file was renamed in the meantime
                         status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
@@ -212,7 +212,7 @@ class Outbox:
         Only the last _LARGEST_BYTES bytes of the content are returned.
         """
         within, _, file = name.rpartition("/")
-        with suppress(OSError), self._opened(within) as descriptor:
+        with suppress(OSError), self._open_folder(within) as descriptor:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(file, flags, dir_fd=descriptor), "rb") as opened:
                 status = os.fstat(opened.fileno())
@@ -222,7 +222,7 @@ class Outbox:
         return None
 
     @contextmanager
-    def _opened(self, within: str) -> Iterator[int]:
+    def _open_folder(self, within: str) -> Iterator[int]:
         """Return a context manager that opens the subfolder `within`, and yields its descriptor.
 
         If `within` is "", the folder itself is opened. Raises OSError if the user has replaced the

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from .messages import completed, exchange
+from .messages import completed_future, exchange
 
 GRADIENTS, DELTAS = ADASUM = ("adasum", "adasum-delta")
 _BLOCK = 2**18  # values converted to float64 at a time, so that they fit in the CPU's cache
@@ -49,7 +49,7 @@ def combine_gradients(
     # DDP never divides a parameter among buckets, so each dot product covers a whole parameter.
     # This hook blocks until the messages are exchanged, so all ranks use the same order of buckets.
     combine(bucket.buffer(), [gradient.numel() for gradient in bucket.gradients()], group)
-    return completed(bucket.buffer())
+    return completed_future(bucket.buffer())
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Changes:
     ) -> Future[Tensor]:
         """Leave each rank's gradients as they are (adasum-delta's DDP hook)."""
         self.is_due |= bucket.is_last()
-        return completed(bucket.buffer())
+        return completed_future(bucket.buffer())
 
 
 def combine(

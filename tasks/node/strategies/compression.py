@@ -30,7 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from .messages import completed, swap
+from .messages import completed_future, swap
 from .mstopk import largest
 
 FP16, POWERSGD, MSTOPK = COMPRESSED = ("ddp-fp16", "ddp-powersgd", "ddp-mstopk")
@@ -72,7 +72,7 @@ class SparseExchange:
     steps: int = 0
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
-    def summed(self, index: int, gradient: Tensor) -> Tensor:
+    def exchange_largest(self, index: int, gradient: Tensor) -> Tensor:
         """Sum `gradient` over ranks, but send only the largest entries between machines.
 
         `gradient` and the result have shape (d,). The result is 0 at entries that no machine sends.
@@ -117,4 +117,4 @@ class SparseExchange:
         if is_dense:
             return allreduce_hook(self.group, bucket)
         gradient = bucket.buffer().div_(dist.get_world_size(self.group))
-        return completed(self.summed(bucket.index(), gradient))
+        return completed_future(self.exchange_largest(bucket.index(), gradient))

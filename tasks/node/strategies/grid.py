@@ -77,15 +77,15 @@ class Grid:
         """Split `values` along `dim` into one chunk per peer, and return this rank's chunk."""
         return values.chunk(len(peers), dim)[peers.index(dist.get_rank(self.group))]
 
-    def gathered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
+    def all_gather(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
         """All-gather: concatenate the `values` of all peers along `dim`."""
         return torch.cat(swap([values] * len(peers), peers, self.group), dim)
 
-    def scattered(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
+    def reduce_scatter(self, values: Tensor, dim: int, peers: Peers) -> Tensor:
         """Reduce-scatter: sum `values` over peers, and return this rank's chunk along `dim`."""
         return torch.stack(swap(values.chunk(len(peers), dim), peers, self.group)).sum(dim=0)
 
-    def turned(self, values: Tensor, split: int, joined: int) -> Tensor:
+    def all_to_all(self, values: Tensor, split: int, joined: int) -> Tensor:
         """All-to-all: exchange chunks of `values` with the ranks of the row.
 
         `values` is split along dimension `split` into one chunk for each rank. The received chunks
@@ -93,13 +93,13 @@ class Grid:
         """
         return torch.cat(swap(values.chunk(len(self.row), split), self.row, self.group), joined)
 
-    def summed(self, values: Tensor, peers: Peers) -> Tensor:
+    def all_reduce(self, values: Tensor, peers: Peers) -> Tensor:
         """All-reduce: return the sum of `values` over `peers`, with the same bits on all peers.
 
         `values` and the sum have shape (n,).
         """
         padded = functional.pad(values, (0, -len(values) % len(peers)))
-        return self.gathered(self.scattered(padded, 0, peers), 0, peers)[: len(values)]
+        return self.all_gather(self.reduce_scatter(padded, 0, peers), 0, peers)[: len(values)]
 
     def summa(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the output of a linear layer on a q x q grid, computed by the SUMMA algorithm.
@@ -113,8 +113,8 @@ class Grid:
         """
 
         def product() -> Tensor:
-            inputs = self.gathered(x, -1, self.row)
-            return functional.linear(inputs, self.gathered(weight, 1, self.column))
+            inputs = self.all_gather(x, -1, self.row)
+            return functional.linear(inputs, self.all_gather(weight, 1, self.column))
 
         # to save memory, the backward pass gathers `x` and `weight` again
         found: Tensor = checkpoint(product, use_reentrant=False, preserve_rng_state=False)

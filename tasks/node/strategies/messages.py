@@ -65,7 +65,7 @@ class _Swap(torch.autograd.Function):
         return None, None, None, *ctx.back(gradients)
 
 
-def completed(values: Tensor) -> Future[Tensor]:
+def completed_future(values: Tensor) -> Future[Tensor]:
     """Return a completed future with result `values`, as DDP expects from a hook."""
     future: Future[Tensor] = Future()
     future.set_result(values)

@@ -31,7 +31,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     magnitude = values.abs()
     mean, high = magnitude.mean(dtype=torch.float64).item(), magnitude.max().item()
     if not isfinite(mean + high):
-        return _filled(~torch.isfinite(values), torch.isfinite(values), count)
+        return _pick(~torch.isfinite(values), torch.isfinite(values), count)
     positions = torch.arange(0)  # positions of the candidates in `values`; empty means all values
     low, middle = -mean or -1.0, mean  # `low` starts below all magnitudes
     for _ in range(PASSES):
@@ -49,11 +49,11 @@ def largest(values: Tensor, count: int) -> Tensor:
             break
         middle = (low + high) / 2
     upper = magnitude > high
-    picked = _filled(upper, (magnitude > low) & ~upper, count)
+    picked = _pick(upper, (magnitude > low) & ~upper, count)
     return positions[picked] if len(positions) else picked
 
 
-def _filled(first: Tensor, then: Tensor, count: int) -> Tensor:
+def _pick(first: Tensor, then: Tensor, count: int) -> Tensor:
     """Pick `count` positions from two boolean masks, and return them in ascending order.
 
     first: the mask whose True positions are picked first.

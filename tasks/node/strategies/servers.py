@@ -48,7 +48,7 @@ class Servers:
         self.thread = ThreadPoolExecutor(1, "parameter-servers")
 
     @torch.no_grad()
-    def averaged(self, values: Tensor) -> Tensor:
+    def mean(self, values: Tensor) -> Tensor:
         """Return the mean of `values` over ranks. Every rank must call this method.
 
         `values` and the mean have shape (n,). `values` is overwritten on servers.
@@ -79,7 +79,7 @@ class Servers:
 
         def answer() -> None:
             try:
-                future.set_result(self.averaged(values))
+                future.set_result(self.mean(values))
             except Exception as error:
                 future.set_exception(error)  # type: ignore[arg-type]
 

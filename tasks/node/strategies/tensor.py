@@ -104,7 +104,7 @@ class LayerRun(NamedTuple):
         }
 
 
-def _unchanged(values: Tensor) -> Tensor:
+def _identity(values: Tensor) -> Tensor:
     return values
 
 
@@ -219,17 +219,17 @@ class Blocks:
         if "attention_mask" in bound.arguments:
             has_mask = bound.arguments["attention_mask"] is not None
             # transformers omits the mask on ranks without padding, where it would mask nothing
-            if grid.summed(x.new_tensor([float(has_mask)]), grid.row) > 0 and not has_mask:
+            if grid.all_reduce(x.new_tensor([float(has_mask)]), grid.row) > 0 and not has_mask:
                 mask = x.new_ones(len(x), 1, x.shape[1], x.shape[1]).bool()
                 is_causal = bound.kwargs.get("is_causal", block.is_causal)
                 bound.arguments["attention_mask"] = mask.tril() if is_causal else mask
 
         def of_row(values: Tensor) -> Tensor:
             if values is x and not grid.is_flat:
-                return grid.turned(_autocast(x), -1, 0)
+                return grid.all_to_all(_autocast(x), -1, 0)
             if values.shape[:1] != x.shape[:1]:
                 return values
-            return grid.gathered(_autocast(x) if values is x else values, 0, grid.row)
+            return grid.all_gather(_autocast(x) if values is x else values, 0, grid.row)
 
         return tree_map_only(Tensor, of_row, (bound.args, bound.kwargs))
 
@@ -246,7 +246,7 @@ class Blocks:
             ]
             if len(peers) > 1 and gradients:
                 flat = _flatten_dense_tensors(gradients)  # type: ignore[no-untyped-call]
-                total = self.grid.summed(flat, peers)
+                total = self.grid.all_reduce(flat, peers)
                 totals = _unflatten_dense_tensors(total, gradients)  # type: ignore[no-untyped-call]
                 torch._foreach_copy_(gradients, totals)
             for gradient in gradients:
@@ -284,7 +284,7 @@ class _Linear(_Divided):
         *,
         opens: bool,
         dim: int | None,
-        arrange: Cut = _unchanged,
+        arrange: Cut = _identity,
     ) -> None:
         super().__init__()
         grid = self.grid = blocks.grid
@@ -311,10 +311,10 @@ class _Linear(_Divided):
         if not grid.is_flat:
             found = grid.summa(x, weight)
         elif self.opens:
-            x = x if self.dim is None else grid.gathered(x, self.dim, grid.row)
+            x = x if self.dim is None else grid.all_gather(x, self.dim, grid.row)
             found = functional.linear(x, weight)
         else:
-            found = grid.scattered(functional.linear(x, weight), self.dim, grid.row)
+            found = grid.reduce_scatter(functional.linear(x, weight), self.dim, grid.row)
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
@@ -333,7 +333,7 @@ class _Norm(_Divided):
     def forward(self, x: Tensor) -> Tensor:
         x = x.float() if x.dtype.itemsize < 4 else x
         pair = torch.stack([x.mean(dim=-1), x.var(dim=-1, correction=0)])
-        means, variances = self.grid.gathered(pair[None], 0, self.grid.row).unbind(dim=1)
+        means, variances = self.grid.all_gather(pair[None], 0, self.grid.row).unbind(dim=1)
         # All ranks have equally many features. The total variance is therefore the mean of the
         # ranks' variances plus the variance of the ranks' means.
         mean = means.mean(dim=0)
@@ -383,7 +383,7 @@ class _Attention(nn.Module):
         q, k, v = joint.view(*joint.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mask = None if is_causal else attn_mask
         if key_padding_mask is not None:
-            padding = self.grid.gathered(key_padding_mask, 0, self.grid.row)[:, None, None]
+            padding = self.grid.all_gather(key_padding_mask, 0, self.grid.row)[:, None, None]
             mask, is_causal = padding if attn_mask is None else padding + attn_mask, False
         found = functional.scaled_dot_product_attention(
             *(q, k, v, None if mask is None else mask.to(q.dtype)),
@@ -404,7 +404,7 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
             dim = attention.dim
         elif module in opens:
             weights: Any = module.weight, module.bias
-            arrange = _unchanged if isinstance(module, nn.Linear) else torch.t
+            arrange = _identity if isinstance(module, nn.Linear) else torch.t
             if opens[module] and hasattr(
                 run.block, "split_size"
             ):  # GPT-2 splits q, k and v by size
@@ -422,10 +422,10 @@ def _replace(model: nn.Module, run: LayerRun, blocks: Blocks) -> None:
         run.block.register_forward_pre_hook(blocks.enter, with_kwargs=True)
     elif not grid.is_flat:
         ends[0].register_forward_pre_hook(
-            lambda _, given: (grid.turned(given[0], -1, dim), *given[1:])
+            lambda _, given: (grid.all_to_all(given[0], -1, dim), *given[1:])
         )
     if is_divided:
-        ends[-1].register_forward_hook(lambda _, __, found: grid.turned(found, dim, -1))
+        ends[-1].register_forward_hook(lambda _, __, found: grid.all_to_all(found, dim, -1))
     for path, child in list(model.named_modules(remove_duplicate=False)):
         if child in new:
             model.set_submodule(path, new[child].train(child.training))

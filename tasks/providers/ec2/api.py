@@ -56,7 +56,7 @@ def boto_clients() -> Clients:
     import boto3
     from botocore.config import Config
 
-    with asking("the credentials", "any region"):
+    with aws_errors("the credentials", "any region"):
         session = boto3.Session()
         if session.get_credentials() is None:
             raise ProviderError(NO_CREDENTIALS)
@@ -66,7 +66,7 @@ def boto_clients() -> Clients:
 
 
 @contextmanager
-def asking(action: str, region: str) -> Iterator[None]:
+def aws_errors(action: str, region: str) -> Iterator[None]:
     """Convert botocore's exceptions in the block to an AwsRefused that names `action` and `region`.
 
     AwsRefused does not quote AWS's message, which may contain a secret.
@@ -114,7 +114,7 @@ class Ec2Api:
         """
         service, _, name = action.partition(":")
         method = _METHODS.get(action) or xform_name(name)
-        with asking(action, region):
+        with aws_errors(action, region):
             client = self.clients(_SERVICES.get(service, service), region)
             answer: Answer = getattr(client, method)(**words)
             return answer
@@ -302,7 +302,7 @@ class Store:
         answer = self._api.ask(action, self.region, Bucket=self.bucket, Key=key)
         if answer["ContentLength"] > most_bytes:
             return b""
-        with asking(action, self.region):
+        with aws_errors(action, self.region):
             return bytes(answer["Body"].read())
 
     def put(self, key: str, content: bytes) -> None:

@@ -153,7 +153,7 @@ def efa_cards(answer: Answer) -> tuple[int, ...]:
     return tuple(able[: network["EfaInfo"]["MaximumEfaInterfaces"]])
 
 
-def described(answers: Iterable[Answer]) -> list[InstanceType]:
+def instance_types_of(answers: Iterable[Answer]) -> list[InstanceType]:
     """Convert descriptions from DescribeInstanceTypes to instance types, sorted by name.
 
     Descriptions with a missing field or an unknown network rate are left out.
@@ -165,7 +165,7 @@ def described(answers: Iterable[Answer]) -> list[InstanceType]:
     return sorted(types, key=lambda kind: kind.name)
 
 
-def wanted(
+def filter_types(
     types: Iterable[InstanceType], patterns: Sequence[str], image: str = ""
 ) -> list[InstanceType]:
     """Return the types that match at least one pattern, such as `g5.*`, `p4d.24xlarge` or `gpu`.

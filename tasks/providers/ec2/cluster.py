@@ -20,7 +20,7 @@ from .attempts import Attempt, Group
 from .errors import AwsRefused
 from .leases import Ec2Lease, Ec2Leases, Ec2Machine, FleetRequest
 from .mailbox_s3 import Mirror
-from .prices import billed, most_usd_per_hour_beside, newest_spot_prices
+from .prices import apply_terms, most_usd_per_hour_beside, newest_spot_prices
 from .requests import (
     LaunchSpec,
     create_fleet,
@@ -163,7 +163,7 @@ class Ec2Cluster(RunningCluster):
         if end_these(self._api, region, [lost.instance_id]):
             return False
         try:
-            [machine] = self._running(attempt, alone)
+            [machine] = self._start_group(attempt, alone)
         except AwsRefused as error:
             self._note(attempt, error)
             came = [each.instance_id for each in self.lease.machines if each.group == alone.name]
@@ -212,9 +212,9 @@ class Ec2Cluster(RunningCluster):
             if machines:
                 zone = machines[0].zone  # AWS chose the zone of the first group
                 group = replace(group, bids={zone: group.bids[zone]})
-            machines += self._running(attempt, group)
+            machines += self._start_group(attempt, group)
         self._attempt = attempt
-        self.cluster = cluster = self._priced(attempt.clusters[machines[0].zone])
+        self.cluster = cluster = self._with_prices(attempt.clusters[machines[0].zone])
         current = [
             replace(machine, current=True, usd_per_hour=offer.total_usd_per_hour or 0.0)
             for machine, offer in zip(machines, cluster.members, strict=True)
@@ -222,7 +222,7 @@ class Ec2Cluster(RunningCluster):
         lease = replace(self.lease, market=attempt.market, usd_per_hour=cluster.usd_per_hour)
         self.keep(lease.with_machines(*current))
 
-    def _running(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
+    def _start_group(self, attempt: Attempt, group: Group) -> list[Ec2Machine]:
         """Request all machines of the group, wait until they all run, and return them.
 
         Raises AwsRefused if EC2 refuses the request or a machine does not start, and NoCapacity if
@@ -335,7 +335,7 @@ class Ec2Cluster(RunningCluster):
             refusal.kind = "capacity"
         raise refusal
 
-    def _priced(self, cluster: Cluster) -> Cluster:
+    def _with_prices(self, cluster: Cluster) -> Cluster:
         """Return a copy of the cluster with the prices that this account pays.
 
         Spot prices are updated first, unless AWS refuses the query.
@@ -352,7 +352,7 @@ class Ec2Cluster(RunningCluster):
                     else offer
                     for offer in members
                 ]
-        return Cluster(members=tuple(billed(members, self.spec.choices)))
+        return Cluster(members=tuple(apply_terms(members, self.spec.choices)))
 
     def _note(self, attempt: Attempt, error: AwsRefused) -> None:
         """Append a sentence about a failed launch attempt to the lease's `refusals`."""

@@ -155,7 +155,7 @@ class Ec2Lease(Lease):
         return usd
 
 
-def _stored(file: Path, schema: TypeAdapter[dict[str, T]], advice: str) -> dict[str, T]:
+def _read(file: Path, schema: TypeAdapter[dict[str, T]], advice: str) -> dict[str, T]:
     """Return the content of `file`; {} if it is missing.
 
     Raises ProviderError if the file cannot be read. The error's message ends with `advice`.
@@ -200,7 +200,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             "machines may still run in regions that srift.toml named earlier. Check these regions"
             " in AWS, then delete the file"
         )
-        return _stored(self.swept_file, _SWEPT, advice)
+        return _read(self.swept_file, _SWEPT, advice)
 
     def note_swept(self, regions: Iterable[str], now: datetime) -> None:
         """Store that `regions` were searched for overdue machines at `now`.
@@ -223,7 +223,7 @@ class Ec2Leases(LeaseFolder[Ec2Lease]):
             "nothing was bought. Delete the file, look up this month's cost in AWS's bill, and run"
             " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
         )
-        return _stored(self.spent_file, _SPENT, advice)
+        return _read(self.spent_file, _SPENT, advice)
 
     def begin_spent(self, spent: dict[str, tuple[str, float]]) -> None:
         """Add the costs of leases to the cost file (see `spent`). A missing file is created.

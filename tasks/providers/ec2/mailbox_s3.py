@@ -82,7 +82,7 @@ class Mirror:
                 listed, began = self.store.listed(self._under)
             except AwsRefused:
                 return False
-            wanted = self._wanted(listed)
+            wanted = self._new_uploads(listed)
             complete = sum(self._fetch(*each) for each in wanted) == len(wanted)
             if complete:
                 self.now_unix = max(self.now_unix, began)
@@ -113,7 +113,7 @@ class Mirror:
                 self.pull()
             polls += 1
 
-    def _wanted(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
+    def _new_uploads(self, listed: list[Answer]) -> list[tuple[Answer, Path]]:
         """Return (entry in `listed`, local path) for each new or changed upload.
 
         At most MOST_FILES uploads of each machine are accepted. Measurement records have priority.

@@ -14,16 +14,16 @@ from models.domain.cluster import Cluster, InstanceType, Offer
 from ..base import ProviderError
 from . import api as ec2_api
 from .api import Answer, AwsClock, Clients, Ec2Api
-from .catalogue import described, wanted
+from .catalogue import filter_types, instance_types_of
 from .prices import (
-    billed,
+    apply_terms,
     newest_spot_prices,
     on_demand_offers,
     on_demand_prices,
     spot_offers,
 )
 from .settings import Ec2
-from .snapshot import packaged
+from .snapshot import read_snapshot
 from .survey import not_launched
 
 NO_BUCKET = (
@@ -115,7 +115,7 @@ class Ec2Market:
         }
 
     def billed(self, offers: Sequence[Offer]) -> list[Offer]:
-        return billed(offers, self.choices)
+        return apply_terms(offers, self.choices)
 
     def limits(self) -> list[str]:
         """Return a sentence for each problem of the settings or credentials.
@@ -128,7 +128,7 @@ class Ec2Market:
         except ProviderError as error:
             found.append(
                 f"{error}. Until then, Srift uses the last prices that it read from AWS, or the "
-                f"packaged prices of {packaged().prices_as_of:%Y-%m-%d}"
+                f"packaged prices of {read_snapshot().prices_as_of:%Y-%m-%d}"
             )
         return found + notes_on_types(self.choices)
 
@@ -154,8 +154,8 @@ class Ec2Market:
         choices, found = self.choices, {}
         for region in choices.regions:
             answers = self.api.ask_all("InstanceTypes", "ec2:DescribeInstanceTypes", region)
-            types = described(answers)
-            found[region] = wanted(types, choices.instance_types, choices.ami_parameter)
+            types = instance_types_of(answers)
+            found[region] = filter_types(types, choices.instance_types, choices.ami_parameter)
         return found
 
 
@@ -165,9 +165,9 @@ def packaged_types(choices: Ec2) -> list[InstanceType]:
     A type must match a pattern in `choices.instance_types`, and be sold in one of the regions in
     `choices.regions`.
     """
-    names = {name for region in choices.regions for name in packaged().usd.get(region, {})}
-    here = (kind for kind in packaged().instance_types if kind.name in names)
-    return wanted(here, choices.instance_types, choices.ami_parameter)
+    names = {name for region in choices.regions for name in read_snapshot().usd.get(region, {})}
+    here = (kind for kind in read_snapshot().instance_types if kind.name in names)
+    return filter_types(here, choices.instance_types, choices.ami_parameter)
 
 
 def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
@@ -175,9 +175,9 @@ def packaged_offers(choices: Ec2, region: str) -> list[Offer]:
 
     choices: the section [ec2] of srift.toml, which has the account's prices and discounts.
     """
-    usd, as_of = packaged().usd.get(region, {}), packaged().prices_as_of
+    usd, as_of = read_snapshot().usd.get(region, {}), read_snapshot().prices_as_of
     here = [kind for kind in packaged_types(choices) if kind.name in usd]
-    return billed(on_demand_offers(here, usd, region=region, price_as_of=as_of), choices)
+    return apply_terms(on_demand_offers(here, usd, region=region, price_as_of=as_of), choices)
 
 
 def notes_on_types(choices: Ec2) -> list[str]:
@@ -185,10 +185,10 @@ def notes_on_types(choices: Ec2) -> list[str]:
 
     A name is considered misspelled if it matches nothing in the snapshot that ships with Srift.
     """
-    types = packaged().instance_types
+    types = read_snapshot().instance_types
     patterns = (*choices.instance_types, *choices.prices, *choices.discounts)
-    unknown = [region for region in choices.regions if region not in packaged().usd]
-    unknown += [pattern for pattern in patterns if not wanted(types, [pattern])]
+    unknown = [region for region in choices.regions if region not in read_snapshot().usd]
+    unknown += [pattern for pattern in patterns if not filter_types(types, [pattern])]
     return [
         f"[ec2] {name!r} matches no packaged region or type: check the spelling" for name in unknown
     ]

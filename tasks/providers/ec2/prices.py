@@ -14,7 +14,7 @@ from models.domain.cluster import ANY_ZONE, InstanceType, Offer, bucket_hazard
 
 from .catalogue import Answer
 from .settings import Ec2
-from .snapshot import LISTED_REGION, packaged
+from .snapshot import LISTED_REGION, read_snapshot
 
 ESTIMATED = f"packaged prices outside {LISTED_REGION} are estimates"
 
@@ -241,7 +241,7 @@ def most_usd_per_hour_beside(terms: Ec2, region: str = "", bucket_region: str = 
     )
 
 
-def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
+def apply_terms(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     """Return `offers` with this account's prices.
 
     The prices cover the machine, its volume, its public IP address and its S3 requests. The
@@ -253,7 +253,7 @@ def billed(offers: Iterable[Offer], terms: Ec2) -> list[Offer]:
     for offer in offers:
         public = offer.public_usd_per_hour if offer.price_note else offer.usd_per_hour
         usd, why = _customer_price(offer, public, terms)
-        is_packaged = offer.price_as_of == packaged().prices_as_of
+        is_packaged = offer.price_as_of == read_snapshot().prices_as_of
         estimated = is_packaged and offer.region != LISTED_REGION
         offer = replace(
             offer,

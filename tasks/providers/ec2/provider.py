@@ -72,7 +72,7 @@ class Ec2Provider(Ec2Market, Provider):
             ProviderError: if the launch fails, or if machines may still run after the block.
         """
         self.lease_folder.known()  # raises if a lease is unreadable
-        running = self._prepared(cluster, lease_id, deadline_s)
+        running = self._prepare(cluster, lease_id, deadline_s)
         zones, markets = running.spec.subnets, self.choices.markets
         wanted = attempts(cluster, self.known_offers(), zones, markets, max_usd_per_hour)
         with self.lease_folder.locked():
@@ -88,7 +88,7 @@ class Ec2Provider(Ec2Market, Provider):
             raise
         self._release(running)
 
-    def _prepared(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
+    def _prepare(self, cluster: Cluster, lease_id: str, deadline_s: float) -> Ec2Cluster:
         """Upload the machines' code to S3, and return the cluster. No machine is requested yet.
 
         Raises NotSupported if the settings do not allow the launch, and ProviderError if AWS

@@ -60,7 +60,7 @@ def security_group(spec: LaunchSpec) -> Request:
         "GroupName": spec.name("security"),
         "Description": "Srift: one cluster, open to itself alone",
         "VpcId": spec.vpc,
-        "TagSpecifications": _tagged(spec, "all", "security-group"),
+        "TagSpecifications": _tags(spec, "all", "security-group"),
     }
 
 
@@ -95,7 +95,7 @@ def placement_group(spec: LaunchSpec, attempt: Attempt) -> Request | None:
     return {
         "GroupName": spec.name("placement", attempt.market),
         "Strategy": "cluster",
-        "TagSpecifications": _tagged(spec, attempt.market, "placement-group"),
+        "TagSpecifications": _tags(spec, attempt.market, "placement-group"),
     }
 
 
@@ -131,7 +131,7 @@ def launch_template(
         ],
         "NetworkInterfaces": _interfaces(spec, spec.types[group.type_name], security),
         "UserData": user_data,
-        "TagSpecifications": _tagged(spec, group.name, "instance", "volume"),
+        "TagSpecifications": _tags(spec, group.name, "instance", "volume"),
     }
     if placement := placement_group(spec, attempt):
         data["Placement"] = {"GroupName": placement["GroupName"]}
@@ -139,7 +139,7 @@ def launch_template(
         "LaunchTemplateName": spec.name("template", group.name),
         "ClientToken": spec.token("template", group.name),
         "LaunchTemplateData": data,
-        "TagSpecifications": _tagged(spec, group.name, "launch-template"),
+        "TagSpecifications": _tags(spec, group.name, "launch-template"),
     }
 
 
@@ -173,7 +173,7 @@ def create_fleet(spec: LaunchSpec, group: Group, market: str) -> Request:
             "SpotTargetCapacity": group.size if spot else 0,
             "DefaultTargetCapacityType": market,
         },
-        "TagSpecifications": _tagged(spec, group.name, "fleet", "instance"),
+        "TagSpecifications": _tags(spec, group.name, "fleet", "instance"),
         "SpotOptions" if spot else "OnDemandOptions": gang,
     }
 
@@ -220,7 +220,7 @@ def _interfaces(spec: LaunchSpec, kind: Answer, security: str) -> list[Request]:
     ]
 
 
-def _tagged(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
+def _tags(spec: LaunchSpec, group: str, *kinds: str) -> list[Request]:
     """Return TagSpecifications that attach Srift's tags to the resource types in `kinds`.
 
     group: value of the tag srift:node-group.

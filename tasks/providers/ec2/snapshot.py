@@ -42,7 +42,7 @@ class Snapshot:
 
 
 @cache
-def packaged() -> Snapshot:
+def read_snapshot() -> Snapshot:
     """Return the content of snapshot.json.gz."""
     body = json.loads(gzip.decompress(FILE.read_bytes()))
     types: list[InstanceType] = []

@@ -13,7 +13,7 @@ from .api import Answer, Ec2Api
 from .catalogue import off_image
 from .requests import LaunchSpec
 from .settings import Ec2
-from .snapshot import packaged
+from .snapshot import read_snapshot
 
 
 def launch_spec(
@@ -68,7 +68,7 @@ def launch_spec(
 
 def not_launched(cluster: Cluster, choices: Ec2) -> str:
     """Return why the settings `choices` do not allow a launch of `cluster`; "" if they allow it."""
-    several = packaged().several_interfaces
+    several = read_snapshot().several_interfaces
     for offer in cluster.members:
         kind = offer.instance_type
         if off := off_image(kind, choices.ami_parameter):

@@ -54,10 +54,10 @@ def end_machines(api: Ec2Api, lease: Ec2Lease) -> tuple[Ec2Lease, str]:
             ended_at = now
         ended_at = max(machine.launched_at, min(now, ended_at))
         lease = lease.with_machines(replace(machine, ended_at=ended_at))
-    return lease, not_answered(lease) if unsettled(lease, now) else ""
+    return lease, not_answered(lease) if may_still_launch(lease, now) else ""
 
 
-def unsettled(lease: Ec2Lease, now: datetime) -> bool:
+def may_still_launch(lease: Ec2Lease, now: datetime) -> bool:
     """Return True if AWS may still launch machines for an unanswered request of the lease."""
     return any(
         not request.answered and now < request.asked_at + SETTLED for request in lease.requests

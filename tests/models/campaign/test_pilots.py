@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from models.campaign.pilots import choose_pilots, simulated
+from models.campaign.pilots import choose_pilots, simulate_regret
 from models.campaign.value_of_information import choice_set_of
 from models.domain.workload import Goal
 from models.planner.candidates import Supply
@@ -42,7 +42,7 @@ def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose():
 def regret_after(noise):
     """Regret of a choice of two, the second 0.2 better in logs, the first measured with `noise`."""
     believed = belief([1.0, np.exp(-0.2)], [0.3, 0.3], noise=noise)
-    found = [list(simulated(question(2), believed, [0], seed=n))[1] for n in range(40)]
+    found = [list(simulate_regret(question(2), believed, [0], seed=n))[1] for n in range(40)]
     return float(np.mean(found))
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import pandas as pd
 import pytest
 
-from models.monitoring.cross_validation import COLUMNS, SPLITS, fitted, held_out, summarise
+from models.monitoring.cross_validation import COLUMNS, SPLITS, fit_and_score, held_out, summarise
 from models.monitoring.promotion import LARGE_ERROR, caution, decide, verdict
 from models.step_time.model import TrainingData, fit
 from tests.models.synthetic import World
@@ -21,7 +21,7 @@ def data():
 
 @cache
 def both():
-    return fitted(data(), seed=0)
+    return fit_and_score(data(), seed=0)
 
 
 def held():
@@ -136,6 +136,6 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted():
 def test_no_rows_give_an_empty_scoreboard_and_nothing_to_learn_from_no_model():
     no_runs = replace(data(), runs=data().runs.iloc[:0])
     with pytest.raises(ValueError):
-        fitted(replace(no_runs, profiles=data().profiles.iloc[:0]), seed=0)
-    board = summarise(fitted(no_runs, seed=0)[1])
+        fit_and_score(replace(no_runs, profiles=data().profiles.iloc[:0]), seed=0)
+    board = summarise(fit_and_score(no_runs, seed=0)[1])
     assert board.empty and tuple(board.columns) == COLUMNS

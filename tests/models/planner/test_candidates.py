@@ -3,7 +3,7 @@
 from models.planner import candidates
 from models.planner.candidates import Supply, without_beaten_zones
 from models.planner.enumeration import compositions
-from models.planner.planner import allowed
+from models.planner.planner import allowed_candidates
 from tests.models.planning import (
     LineModel,
     cores_fit,
@@ -18,7 +18,7 @@ MODEL = LineModel()
 def test_setups_come_by_price_and_all_can_be_had():
     sold = [*offers(), offer("small", usd_per_hour=None, zone="other")]
     supply = Supply(offers=sold, max_hosts=3, fits=cores_fit)
-    found = allowed(workload("mlp", 64, 128), supply, MODEL)
+    found = allowed_candidates(workload("mlp", 64, 128), supply, MODEL)
     listed = list(found.setups(found.by_price(), cores_fit))
     prices = [one.cluster.total_usd_per_hour for one in listed]
     known = [round(usd, 9) for usd in prices if usd is not None]

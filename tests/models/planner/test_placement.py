@@ -69,11 +69,7 @@ def test_no_order_is_faster(traffic, machines, sharing, seed):
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
-    assert [(halving.bytes, halving.times) for halving in halvings(8, 8.0)] == [
-        (4.0, 2),
-        (2.0, 2),
-        (1.0, 2),
-    ]
+    assert [(half.bytes, half.times) for half in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
     (one,) = ring(4, 8.0)
     assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
 

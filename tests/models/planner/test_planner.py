@@ -73,11 +73,7 @@ def _offer(kind, market, random):
 
 
 def few_cores(cluster):
-    return (
-        ""
-        if sum(offer.instance_type.cores for offer in cluster.members) <= 12
-        else "too many cores"
-    )
+    return "" if sum(m.instance_type.cores for m in cluster.members) <= 12 else "too many cores"
 
 
 def anything_fits(cluster):
@@ -88,7 +84,7 @@ def brute_force(world):
     """Every setup predicted, drawn for and ranked; and all expected hours and dollars."""
     setups = candidates(world.workload, world.supply, world.model)
     if not setups:
-        return planner.nothing(world.workload, "none").rows, set()
+        return planner.no_answer(world.workload, "none").rows, set()
     rows = frame(setups)
     draws = world.model.draws(rows, count=planner.DRAWS, seed=0)
     costs = job_costs(world.workload, setups, world.model.predict(rows), draws)

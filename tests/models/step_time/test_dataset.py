@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.step_time.dataset import at_nominal_speed, pooled, slowness
+from models.step_time.dataset import at_nominal_speed, pool_runs, slowness
 from tests.frames import data_of
 
 
@@ -44,7 +44,7 @@ def test_runs_are_corrected_to_nominal_speed_once(beta, repeats):
     assert (corrected.runs["sync_s"] / corrected.runs["step_s"]).to_numpy() == pytest.approx(0.2)
     assert corrected.profiles["forward_s"][0] == pytest.approx(0.3 / 1.5**beta, rel=0.02)
     assert corrected.profiles["peak_bytes"][0] == 1.0
-    setups = pooled(corrected.runs, {})
+    setups = pool_runs(corrected.runs, {})
     assert np.sort(setups["step_s"]) == pytest.approx(np.sort(nominal[::repeats]), rel=0.02)
     between = np.log(data.runs["reference_s"].str[0]).std()
     assert corrected.runs["speed_sd"].iloc[0] == pytest.approx(beta * between, rel=0.08)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.domain.cluster import parse_cluster, parse_numbers
-from models.step_time.input import Loaders, separated
+from models.step_time.input import Loaders, separate_loading
 from models.step_time.machine_specs import Machine, read_machines
 from models.step_time.model import fit
 from models.step_time.setup_arrays import read_setups
@@ -157,9 +157,9 @@ def model():
 
 def test_loading_is_separated_from_measurements():
     machines = read_machines(PLAIN.instance_types, ())
-    found, loaders = separated(PLAIN, machines)
+    found, loaders = separate_loading(PLAIN, machines)
     assert found is PLAIN and not loaders.workers
-    data, loaders = separated(with_loader(PLAIN), machines)
+    data, loaders = separate_loading(with_loader(PLAIN), machines)
     assert loaders.workers == {"conv": WORKERS}
     assert loaders.sample("conv", "s.small")[:2] == (LOAD_S, 0.0)
     conv, ratio = PLAIN.runs["workload"] == "conv", data.runs["step_s"] / PLAIN.runs["step_s"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models.domain.workload import MODES
 from models.step_time import serialization
-from models.step_time.model import bottlenecks, fit, introduced
+from models.step_time.model import bottlenecks, fit, introduce
 from tests.frames import data_of
 from tests.models import guessing
 from tests.models.planning import workload
@@ -164,7 +164,7 @@ NEW, FIRST = guessing.NEW, guessing.TYPES[0].name
 
 
 def guesses():
-    found = introduced(guessing.model(), NEW)
+    found = introduce(guessing.model(), NEW)
     assert found is not None
     return found
 

@@ -63,7 +63,7 @@ def test_it_is_an_estimator_of_scikit_learn_that_keeps_rows_of_every_cell(withou
     setups = without_middle.measured
     rows, step_s = without_middle.facts.lay_out(setups), without_middle.formula_seconds(setups)
     model = clone(StepTimeRegressor(most_rows=60, random_state=2)).fit(rows, step_s)
-    kept = rows.take(model._thinned(rows, np.random.default_rng(0)))
+    kept = rows.take(model._thin(rows, np.random.default_rng(0)))
     assert set(kept.cell) == set(rows.cell)
     assert len(kept) == len(model.posterior_.process.inputs) == 60 + (rows.ranks == 1).sum()
     some = rows.take(np.arange(0, len(rows), 40))

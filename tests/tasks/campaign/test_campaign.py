@@ -147,11 +147,11 @@ def test_an_image_of_another_torch_is_warned_about(here, monkeypatch):
     ec2 = replace(here, provider=DescribedMachines(name="ec2"))
     lines = pd.DataFrame({"torch_line": ["2.13"], "runs": [2]})
     monkeypatch.setattr(Workspace, "mart", lambda *_: lines)
-    assert campaign.outdating(ec2) == ""
+    assert campaign.torch_mismatch(ec2) == ""
     parameter = ec2.settings.ec2.ami_parameter.replace("pytorch-2.13", "pytorch-2.14")
     other = changed(ec2, "ec2", ami_parameter=parameter)
-    assert "2 runs with torch 2.13" in campaign.outdating(other)
-    assert campaign.outdating(replace(other, provider=DescribedMachines())) == ""
+    assert "2 runs with torch 2.13" in campaign.torch_mismatch(other)
+    assert campaign.torch_mismatch(replace(other, provider=DescribedMachines())) == ""
 
 
 def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(here, monkeypatch):

@@ -19,7 +19,7 @@ from tasks.campaign.spending import Tally
 from tasks.execution import data as execution_data
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import attempts
-from tasks.providers.ec2.prices import billed, most_usd_per_hour_beside
+from tasks.providers.ec2.prices import apply_terms, most_usd_per_hour_beside
 from tasks.providers.ec2.settings import Ec2
 from tasks.reporting.tables import print_launches
 from tasks.workspace.workspace import open_workspace
@@ -84,7 +84,7 @@ def test_without_an_account_the_launches_are_a_table_and_json_has_the_requests(h
 
 def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_screen(here, capsys):
     launches = [launch("p4d.24xlarge", 2)] + [launch("g4dn.xlarge", 1)] * 40
-    dear, cheap, *_ = rows = dry_run.planned(here, launches, offers(), tally(9.0), NOON)
+    dear, cheap, *_ = rows = dry_run.dry_run_rows(here, launches, offers(), tally(9.0), NOON)
     assert dear["worst_usd"] is None and dear["requests"] == [] and dear["notes"]
     assert cheap["worst_usd"] is not None and cheap["requests"]
     print_launches(rows)
@@ -96,8 +96,10 @@ def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_scree
 @pytest.mark.parametrize("discount", [0.0, 0.6])
 def test_the_caps_reckon_with_no_less_than_all_attempts_cost(here, market, discount):
     own = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
-    cluster = Cluster(members=tuple(billed(launch("p4d.24xlarge", 4, market).cluster.members, own)))
-    known = billed(offers(), own)
+    cluster = Cluster(
+        members=tuple(apply_terms(launch("p4d.24xlarge", 4, market).cluster.members, own))
+    )
+    known = apply_terms(offers(), own)
     zones = [f"{REGION}{zone}" for zone in "abcdef"]
     found = attempts(cluster, known, zones, ("on-demand", "spot"))
     price = dearest_usd_per_hour(cluster, known)
@@ -116,7 +118,7 @@ def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price():
 def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkeypatch):
     item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
-    before_s = dry_run.planned(here, [one], offers(), tally(5.0), NOON)[0]["deadline_s"]
+    before_s = dry_run.dry_run_rows(here, [one], offers(), tally(5.0), NOON)[0]["deadline_s"]
     monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
     monkeypatch.setattr(execution_data, "download_usd", lambda *_, **__: 1.5)
     file = here.settings.root / "srift.toml"
@@ -125,7 +127,7 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     monkeypatch.setattr(execution_data, "connect", lambda _: Ec2Api(aws.clients, aws.clock))
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
-    [row] = dry_run.planned(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)
+    [row] = dry_run.dry_run_rows(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["notes"])
     assert any("123 days old" in each for each in row["notes"])

@@ -125,7 +125,7 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
     assert brought(here).place == plan.place and stored()["1.jpg"]["Size"] == 10
     assert stored()["deep/2.jpg"] == first["deep/2.jpg"]
     data = here._workspace.settings.data("conv")
-    assert str(here._uploaded(replace(data, source=tmp_path / "other/images"))) != plan.place
+    assert str(here._upload_address(replace(data, source=tmp_path / "other/images"))) != plan.place
 
 
 def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
@@ -152,7 +152,7 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
 def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, ec2, usd_per_gb):
     monkeypatch.setattr(execution_data.Ec2Api, "_image", lambda *_: {})
     here = carrier(ADDRESS, "ec2", **ec2)
-    monkeypatch.setattr(here, "_listed", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
+    monkeypatch.setattr(here, "_files", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
     [plan] = here.plans(["conv"], region)
     assert plan.download_usd == pytest.approx(2.2 * usd_per_gb, abs=0.001) and plan.download_usd > 0
 

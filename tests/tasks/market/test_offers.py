@@ -7,7 +7,7 @@ import pytest
 
 from tasks.market import offers as prices
 from tasks.providers.base import ProviderError
-from tasks.providers.ec2.prices import billed
+from tasks.providers.ec2.prices import apply_terms
 from tasks.providers.ec2.settings import Ec2
 from tests.installed import NOON, DescribedMachines, install, priced
 
@@ -97,7 +97,7 @@ class OwnTerms(DescribedMachines):
         )
 
     def billed(self, offers):
-        return billed(offers, self.terms)
+        return apply_terms(offers, self.terms)
 
 
 def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_counts_at_once(
@@ -124,14 +124,14 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
 
 
 def test_offers_are_listed_in_order_with_unknown_prices_last(here):
-    rows = prices.listed(here, ())
+    rows = prices.list_offers(here, ())
     columns = "instance_type devices device device_memory_gib cores memory_gib bandwidth_gbps"
     columns += " market region zone usd_per_hour interrupted_a_day price_as_of price_source"
     assert len(rows) == 10 and [*rows[0]] == columns.split()
     known = [row["usd_per_hour"] for row in rows[:-2]]
     assert known == sorted(known) and [row["usd_per_hour"] for row in rows[-2:]] == [None, None]
     assert {row["market"] for row in rows if row["interrupted_a_day"] is None} == {"on-demand"}
-    found = prices.listed(here, (("market", "spot"), ("instance_type", "S.W")))
+    found = prices.list_offers(here, (("market", "spot"), ("instance_type", "S.W")))
     assert [(row["instance_type"], row["market"]) for row in found] == [("s.whole", "spot")]
     with pytest.raises(ProviderError, match="hole"):
-        prices.listed(here, (("instance_type", "s.hole"),))
+        prices.list_offers(here, (("instance_type", "s.hole"),))

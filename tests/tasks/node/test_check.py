@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tasks.node import check
-from tasks.node.check import checked
+from tasks.node.check import check_precision
 from tests.tasks.node.test_loader import FILE
 
 GOOD = """
@@ -35,7 +35,7 @@ def build():
 def answer(folder, old="", new="", precision="fp32"):
     assert old in GOOD
     (folder / "d1.py").write_text(GOOD.replace(old, new) if old else GOOD)
-    return checked(folder, FILE, precision, batch=16)
+    return check_precision(folder, FILE, precision, batch=16)
 
 
 FORWARD, NET = "self.last(self.first(x))", "    model = Net()"
@@ -90,7 +90,7 @@ def test_a_folders_own_file_is_named_by_its_place_there(
         (package / f"{name}.py").write_text(code)
     unpacked = {"file": "workloads/c1.tar.gz", "module": "pkg.train", "source": "pkg/train.py"}
     file = replace(FILE, **unpacked)
-    problem = checked(tmp_path, file, "fp32", batch=16)["problem"]
+    problem = check_precision(tmp_path, file, "fp32", batch=16)["problem"]
     assert words in problem and str(tmp_path) not in problem and bool(problem) == bool(words)
 
 

@@ -90,7 +90,7 @@ def epochs(dataset, number=2, **options):
 
 
 def gib_of(rows, samples):
-    return samples * len(data_cache._pickled(0, rows[0])) / 2**30
+    return samples * len(data_cache._pickle(0, rows[0])) / 2**30
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -225,7 +225,7 @@ def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(r
     for one in made:
         one.join(300)
     assert [one.exitcode for one in made] == [-signal.SIGKILL, 0, 0, 0]
-    size = len(data_cache._pickled(0, Rows(reads)[0]))
+    size = len(data_cache._pickle(0, Rows(reads)[0]))
     kept = next(tmp_path.glob("srift-*.cache")).stat().st_size - FIRST
     assert SAMPLES * size <= kept <= (SAMPLES + 1) * size  # one may be half written
 
@@ -239,16 +239,16 @@ def test_samples_come_back_as_they_are_and_views_without_what_they_view():
         torch.ones((), dtype=torch.bfloat16, requires_grad=True),
         nn.Parameter(torch.ones(2)),
     ]
-    content = data_cache._pickled(0, tensors)
+    content = data_cache._pickle(0, tensors)
     found = pickle.loads(content)
     assert len(content) < 20_000
     for back, tensor in zip(found, tensors, strict=True):
         assert torch.equal(back, tensor) and back.dtype == tensor.dtype
         assert type(back) is type(tensor)
-    assert data_cache._pickled(0, found[3].requires_grad_()) == data_cache._pickled(0, tensors[3])
+    assert data_cache._pickle(0, found[3].requires_grad_()) == data_cache._pickle(0, tensors[3])
     found[0].zero_()  # it can be written to
     with pytest.raises(ValueError, match="sample 4"):
-        data_cache._pickled(4, lambda: None)
+        data_cache._pickle(4, lambda: None)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from tasks.node import processes, profiler
 from tasks.node.entrypoint import build, try_once
 from tasks.node.launch import explain
-from tasks.node.loader import LoaderError, running, worker_deaths_ignored
+from tasks.node.loader import LoaderError, running_workers, worker_deaths_ignored
 from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, Plan, WorkloadFile
@@ -186,7 +186,7 @@ def reach(workers, states):
 def test_workers_stand_still_between_measurements_and_end(built):
     made = built("DataLoader(Rows(50), batch_size=2, num_workers=2)")
     for _ in range(2):
-        with running(made.loader):
+        with running_workers(made.loader):
             made.make_batch(4)
         assert len(workers_of(made)) == 2
     workers = workers_of(made)
@@ -271,7 +271,7 @@ def test_waiting_is_told_from_computing(tmp_path):
     before = profiler.thread_counters()
     time.sleep(0.2)
     file.read_bytes()
-    load_s, wait_s = profiler._loading(before, 2)
+    load_s, wait_s = profiler._loading_seconds(before, 2)
     assert load_s < 0.05 < wait_s
 
 

@@ -83,11 +83,11 @@ def test_a_disturbed_measurement_is_repeated_while_patience_lasts(
     host, clock, left_s, taken, kept, share, left_after_s
 ):
     patient = Patience(left_s=left_s)
-    assert patient.undisturbed(blocks(host, clock, *taken), None) == kept
+    assert patient.repeat_if_disturbed(blocks(host, clock, *taken), None) == kept
     assert patient.taken_share == pytest.approx(share) and patient.left_s == left_after_s
     patient.left_s = 60.0
     patient.reset()
-    patient.undisturbed(lambda: host.runs(9, 9), None)  # few ticks say nothing
+    patient.repeat_if_disturbed(lambda: host.runs(9, 9), None)  # few ticks say nothing
     assert patient.left_s == 60.0 and patient.taken_share == 0.0
 
 
@@ -98,7 +98,7 @@ def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_mac
     others = iter([[50.0, 80.0, 30.0, 45.0 - 30.0 * turn, 0.02] for turn in range(9)])
     monkeypatch.setattr(measuring, "of_ranks", lambda mine, _group: [list(mine), next(others)])
     patient = Patience(left_s=100.0)
-    assert patient.undisturbed(blocks(host, clock, *[0] * 6), None) == 2
+    assert patient.repeat_if_disturbed(blocks(host, clock, *[0] * 6), None) == 2
     assert patient.left_s == -15.0 and patient.taken_share == pytest.approx(50 / 80)
 
 
@@ -115,9 +115,9 @@ class Fixed:
 def test_fixed_work_is_reported_of_kept_blocks(host, clock):
     work = Fixed(9.0, 9.0, 1.0, 3.0, 2.0, 4.0, 4.0, 4.0)  # before and after each block
     patient = Patience(left_s=60.0, reference=work)
-    assert patient.undisturbed(blocks(host, clock, 90, 0), None) == 1
+    assert patient.repeat_if_disturbed(blocks(host, clock, 90, 0), None) == 1
     for _ in range(2):
-        patient.undisturbed(blocks(host, clock, 0), None)
+        patient.repeat_if_disturbed(blocks(host, clock, 0), None)
     spread = pytest.approx(1 / 3)
     values = {"reference_s": [3.0], "reference_blocks": 3, "reference_spread": spread}
     assert patient.reference_values([1]) == values

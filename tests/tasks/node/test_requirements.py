@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from tasks.node import requirements
-from tasks.node.requirements import NotInstalled, environment_of, install, installed, unpack
+from tasks.node.requirements import NotInstalled, environment_of, install, is_ready, unpack
 from tests.wheels import wheel
 
 TORCH = version("torch").partition("+")[0]
@@ -61,7 +61,7 @@ def test_a_failure_is_in_pips_words_and_nothing_half_made_is_left(root, text, na
     with pytest.raises(NotInstalled) as refused:
         asked(root, text, builds=False)
     assert named in str(refused.value) and "\n" not in str(refused.value)
-    assert not installed(environment_of(root / "environments", "d1"))
+    assert not is_ready(environment_of(root / "environments", "d1"))
 
 
 BUILT = """./sd

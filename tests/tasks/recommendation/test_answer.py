@@ -7,7 +7,7 @@ import pytest
 
 from models.domain.transformer import transformer_facts
 from models.domain.workload import Goal
-from models.planner.planner import nothing
+from models.planner.planner import no_answer
 from tasks.data_files.imports import import_measurements
 from tasks.market.offers import with_facts
 from tasks.recommendation.answer import Question, answer
@@ -48,7 +48,7 @@ class Asked:
     def note(self, case):
         self.workloads.append(case.workload)
         return replace(
-            nothing(case.workload, ""), rows=[{"goal": goal.goal} for goal in case.workload.goals]
+            no_answer(case.workload, ""), rows=[{"goal": goal.goal} for goal in case.workload.goals]
         )
 
     def answer(self, workload, **words):

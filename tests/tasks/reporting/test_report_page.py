@@ -24,7 +24,7 @@ from tests.warehouse.builders import (
 )
 from warehouse.append import append, append_records
 from warehouse.publication import publish
-from warehouse.reads import reported
+from warehouse.reads import report_rows
 
 HOSTILE = "<script>document.title='taken'</script><b>net</b> & {{ 7 * 7 }} $x$"
 SOURCES = {"local": {"illustrative": False, "refresh": "srift refresh"}}
@@ -70,7 +70,7 @@ def used(tmp_path_factory):
         ]
         publish(warehouse, [*rows, recommendation(goal="fastest", **NOTHING)], stamp(n))
     path = folder / "report.html"
-    path.write_text(report_page.draw(reported(warehouse), SOURCES))
+    path.write_text(report_page.draw(report_rows(warehouse), SOURCES))
     return path
 
 
@@ -94,7 +94,7 @@ def test_text_from_outside_is_escaped_in_tables_and_charts(used):
 def test_an_empty_past_has_sentences_in_place_of_figures(tmp_path):
     warehouse = fresh(tmp_path)
     publish(warehouse, [recommendation(**NOTHING)], stamp(1))
-    page = report_page.draw(reported(warehouse), SOURCES)
+    page = report_page.draw(report_rows(warehouse), SOURCES)
     assert "<svg" not in page and page.count("srift refresh") >= 3
 
 

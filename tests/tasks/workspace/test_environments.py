@@ -56,6 +56,6 @@ def test_each_workloads_requirements_are_tried_and_old_environments_go(settings,
     ready(home / "old", days=31)
     ready(home / "recent", days=29)
     assert not_installable(settings) == {"bad": "they clash"}
-    good = environment_at(settings.home, settings.travelling("good")[0]).name
+    good = environment_at(settings.home, settings.code_to_send("good")[0]).name
     assert {*os.listdir(home)} == {"recent", good}
     assert {*os.listdir(repo)} == before

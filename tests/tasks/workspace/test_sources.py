@@ -80,13 +80,13 @@ def test_no_link_leads_out_of_the_folder(project):
     (project / "repo/folder").symlink_to(project / "secret")
     (project / "repo/conf.txt").symlink_to(".env")
     (project / "repo/.env").write_text("k")
-    _, source = settings(project).travelling("net")
+    _, source = settings(project).code_to_send("net")
     assert set(source.left_out) == {"link", "folder", "conf.txt"}
     assert not {"link", "folder/key"} & set(source.files)
 
 
 def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project):
-    _, source = settings(project).travelling("net")
+    _, source = settings(project).code_to_send("net")
     packed = source.travels_as(source.read())
     (project / "repo/config.json").touch()
     assert source.travels_as(source.read()) == packed
@@ -98,7 +98,7 @@ def test_the_archive_is_reproducible_and_shows_nothing_of_this_disk(project):
 
 def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):
     def needed():
-        return settings(project).travelling("net")[0].requirements_digest
+        return settings(project).code_to_send("net")[0].requirements_digest
 
     before = needed()
     (project / "repo/config.json").write_text("other")
@@ -109,7 +109,7 @@ def test_requirements_are_installed_anew_if_what_pip_reads_changes(project):
     assert before != local != needed()
     (project / "repo/again.txt").write_text("-r other.txt\n")
     renamed = settings(project, ("requirements.txt", "again.txt"))
-    assert renamed.travelling("net")[0].requirements_digest != needed()
+    assert renamed.code_to_send("net")[0].requirements_digest != needed()
 
 
 def assert_refused(project):
@@ -158,7 +158,7 @@ def test_no_file_is_a_link_out_of_the_folder(project, monkeypatch, name, target)
 
 
 def test_a_file_travels_with_its_requirements(project):
-    spec, source = settings(project, *ALONE).travelling("net")
+    spec, source = settings(project, *ALONE).code_to_send("net")
     assert set(source.files) == {"model.py", "repo/requirements.txt"}
     assert source.packed and spec.requirements_digest
 

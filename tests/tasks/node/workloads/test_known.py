@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tasks.node.check import checked
+from tasks.node.check import check_precision
 from tasks.node.entrypoint import build
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, WorkloadFile
@@ -95,7 +95,7 @@ def test_in_full_it_is_the_librarys_own(settings, name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_in_small_it_passes_the_check(settings, name):
-    result = checked(*file_of(settings, name), "bf16", batch=8)
+    result = check_precision(*file_of(settings, name), "bf16", batch=8)
     # Whether a CPU is free depends on what else runs on this machine.
     notes = [note for note in result["notes"] if not re.search("busy", note)]
     assert (result["problem"], notes) == ("", [])

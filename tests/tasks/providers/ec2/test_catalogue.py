@@ -4,18 +4,18 @@ import pytest
 
 from tasks.providers.ec2.catalogue import (
     IMAGE_FAMILIES,
-    described,
     efa_cards,
     family,
+    filter_types,
     instance_type_of,
+    instance_types_of,
     is_gpu,
     most_tflops,
     off_image,
     quota_of,
-    wanted,
 )
 from tasks.providers.ec2.settings import AMI_PARAMETER
-from tasks.providers.ec2.snapshot import packaged
+from tasks.providers.ec2.snapshot import read_snapshot
 
 
 def answer(name="g9.2xlarge", **changed):
@@ -102,7 +102,7 @@ def test_attached_cards_count_but_never_more_than_the_machine_is_said_to_have(
 
 @pytest.mark.parametrize("network", [cards(None, stated="10 Gigabit"), {}])
 def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network):
-    types = described([answer(NetworkInfo=network), answer("m9.large", GpuInfo={})])
+    types = instance_types_of([answer(NetworkInfo=network), answer("m9.large", GpuInfo={})])
     assert [kind.name for kind in types] == ["m9.large"]
 
 
@@ -115,25 +115,25 @@ def test_a_type_whose_sustained_rate_nobody_tells_is_left_out(network):
     ],
 )
 def test_types_are_wanted_by_name_pattern_or_gpu(patterns, kept):
-    types = described(answer(name) for name in ("g9.2xlarge", "g4ad.xlarge", "p9.huge"))
-    types += described([answer("m9.large", GpuInfo={})])
-    assert {kind.name for kind in wanted(types, patterns)} == kept
+    types = instance_types_of(answer(name) for name in ("g9.2xlarge", "g4ad.xlarge", "p9.huge"))
+    types += instance_types_of([answer("m9.large", GpuInfo={})])
+    assert {kind.name for kind in filter_types(types, patterns)} == kept
 
 
 def test_gpu_stands_for_the_families_of_the_image():
-    gpu_types = [kind for kind in packaged().instance_types if is_gpu(kind)]
-    offered = {family(kind.name) for kind in wanted(gpu_types, ["gpu"], AMI_PARAMETER)}
+    gpu_types = [kind for kind in read_snapshot().instance_types if is_gpu(kind)]
+    offered = {family(kind.name) for kind in filter_types(gpu_types, ["gpu"], AMI_PARAMETER)}
     assert offered == IMAGE_FAMILIES
     volta = next(kind for kind in gpu_types if kind.name == "p3dn.24xlarge")
     assert off_image(volta, AMI_PARAMETER)
-    assert wanted(gpu_types, [volta.name], AMI_PARAMETER) == [volta]
-    assert wanted(gpu_types, ["gpu"], "/ours/ami") == gpu_types
-    older = wanted(gpu_types, ["gpu"], AMI_PARAMETER.replace("2.13", "2.9"))
+    assert filter_types(gpu_types, [volta.name], AMI_PARAMETER) == [volta]
+    assert filter_types(gpu_types, ["gpu"], "/ours/ami") == gpu_types
+    older = filter_types(gpu_types, ["gpu"], AMI_PARAMETER.replace("2.13", "2.9"))
     assert IMAGE_FAMILIES - {family(kind.name) for kind in older} == {"g6f", "gr6f"}
 
 
 def test_processors_run_any_image_and_arm_none():
-    arm, cpu = described([answer("m9.large", GpuInfo={}), answer("g5gn.xlarge")])
+    arm, cpu = instance_types_of([answer("m9.large", GpuInfo={}), answer("g5gn.xlarge")])
     assert off_image(cpu, AMI_PARAMETER) == "" and off_image(arm, AMI_PARAMETER)
     assert off_image(arm, "/ours/ami")
 

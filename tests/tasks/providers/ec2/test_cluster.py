@@ -183,7 +183,7 @@ def test_a_replacement_takes_the_rank_and_all_records_stay(home, aws):
         assert lease.usd_until(lease.started_at) > 3 * 7.0
         assert running.addresses == ["10.0.0.1", "10.0.0.3"]
         assert alive(running) == [True, True]
-        assert not Mailbox(path=running.mailbox, nodes=2).reported(0, "10.0.0.1")
+        assert not Mailbox(path=running.mailbox, nodes=2).has_started(0, "10.0.0.1")
         home.upload(SECOND, "records/b.json", {})
         home.upload(THIRD, "records/a.json", {"by": 3})  # the same run again
         running.mirror.sync()

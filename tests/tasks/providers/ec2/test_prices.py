@@ -9,7 +9,7 @@ import pytest
 from models.domain.cluster import bucket_hazard
 from tasks.providers.ec2 import prices
 from tasks.providers.ec2.catalogue import instance_type_of
-from tasks.providers.ec2.prices import billed, other_usd_per_hour
+from tasks.providers.ec2.prices import apply_terms, other_usd_per_hour
 from tasks.providers.ec2.settings import Ec2
 from tests.fake_ec2 import NOON
 from tests.fake_ec2_account import product
@@ -87,17 +87,17 @@ def of(name, market="on-demand", usd=1.0, region="us-east-1"):
     ],
 )
 def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
-    [found] = once = billed([public], OWN)
+    [found] = once = apply_terms([public], OWN)
     assert found.usd_per_hour == usd
     assert says in found.price_note and bool(found.price_note) == bool(says)
     assert found.public_usd_per_hour == (public.usd_per_hour if says else None)
-    assert billed(once, OWN) == once
-    assert billed(once, Ec2())[0].usd_per_hour == public.usd_per_hour
+    assert apply_terms(once, OWN) == once
+    assert apply_terms(once, Ec2())[0].usd_per_hour == public.usd_per_hour
 
 
 def test_a_volume_costs_what_its_region_asks_and_caps_count_the_dearest():
     for region, usd in (("us-east-1", 0.08), ("eu-central-1", 0.0952), ("xx-nowhere-1", 0.152)):
-        [found] = billed([of("l1.large", region=region)], Ec2(volume_gib=730))
+        [found] = apply_terms([of("l1.large", region=region)], Ec2(volume_gib=730))
         assert found.storage_usd_per_hour == pytest.approx(usd)
         beside = found.storage_usd_per_hour + found.other_usd_per_hour
         assert found.total_usd_per_hour == pytest.approx(1.0 + beside)
