@@ -108,9 +108,9 @@ def put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 def install(client: SyncPrefectClient, notify: str) -> list[str]:
     """Install the automations that notify operators, and return the automations' names.
 
-    Three automations notify about a refused promotion, drift, and a cap that is nearly spent or
-    cannot be checked. For each
-    refresh deployment with an active schedule, another automation notifies of overdue refreshes.
+    Three automations notify of a refused promotion, of drift, and of a cap that is nearly spent or
+    cannot be checked. For each refresh deployment with an active schedule, another automation
+    notifies of overdue refreshes.
 
     notify: the notification block as `type/name`, such as `slack-webhook/oncall`.
     Raises ObjectNotFound if the block does not exist.

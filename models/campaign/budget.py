@@ -65,8 +65,8 @@ class Allowance(NamedTuple):
     """The decision about a launch: permitted with a deadline and a worst-case cost, or refused.
 
     `refusal` is the reason if the launch is refused. It is empty if the launch is permitted.
-    `max_usd_per_hour` is the sum of the machines' prices that the worst-case cost allows for,
-    without volumes and IP addresses. It is infinite on local hosts.
+    `max_usd_per_hour` is the highest total price of the machines in the worst case, without volumes
+    and IP addresses. It is infinite on local hosts.
     """
 
     deadline_s: float = 0.0
