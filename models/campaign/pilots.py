@@ -9,8 +9,8 @@ Pilots are chosen one after another. Each pilot is the run that lowers the expec
 no single run lowers regret enough, the pilot is the run that changes expected log step times most.
 
 Regret is the loss of the chosen setup minus the lowest loss of all setups. This loss is the log
-objective plus a penalty for exceeding the goal's deadline or budget (`choice_rule.with_penalty`). The
-choice itself follows `choice_rule.losses`.
+objective plus a penalty for exceeding the goal's deadline or budget (`choice_rule.with_penalty`).
+The choice itself follows `choice_rule.losses`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,8 @@ standard deviations the result is above its mean.
     mean_c   -> mean_c + z cov(c, r) / sqrt(var_r + noise_r)
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
 
-`choice_rule.losses` determines the choice. The loss in value(r) is `choice_rule.with_penalty`: the log
-objective plus a penalty for exceeding the goal's limit (a deadline or a budget).
+`choice_rule.losses` determines the choice. The loss in value(r) is `choice_rule.with_penalty`: the
+log objective plus a penalty for exceeding the goal's limit (a deadline or a budget).
 
 Regret is the loss of the choice minus the loss of the best setup. The best setup is unknown, but it
 does not depend on r. Therefore, r decreases the expected regret and the expected loss by the same
