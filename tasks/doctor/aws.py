@@ -251,8 +251,9 @@ def _quotas(api: Ec2Api, settings: Settings, region: str) -> Iterator[Finding]:
     """Yield a finding for each vCPU quota of the region.
 
     A quota limits the vCPUs of a family of instance types. A quota is sufficient if it permits the
-    smallest machine of the family. If any quota is sufficient, all findings are `ok`, otherwise
-    `wrong`. A quota that cannot be read is a `note`.
+    smallest machine of the family. Srift can launch machines if at least one quota is sufficient.
+    In that case, all quotas have the status `ok`, otherwise `wrong`. A quota that cannot be read
+    has the status `note` instead.
 
     The setting [campaign] `market` determines whether spot or on-demand quotas are checked.
     """

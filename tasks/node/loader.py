@@ -8,10 +8,10 @@ The rebuilt loader keeps the user's settings, with these exceptions:
 - An incomplete last batch is dropped.
 
 Some datasets have a sample cache (data_cache.py). Srift times steps as in later epochs, when the
-cache is already filled. To fill the cache quickly, the loader reads only a few samples, for example
-1 % of the dataset. All batches are drawn from these samples. The size limit of the cache is then
-also 1 % of the user's limit. The cache therefore has room for the same fraction of the samples as
-in the user's training.
+cache is already filled. To fill the cache quickly, the loader draws all batches from a subset of
+the samples, for example from 1 % of the dataset. The size limit of the cache is reduced by the same
+factor, to 1 % of the user's limit. If the user's cache holds half of the dataset, the reduced cache
+therefore holds half of the subset.
 """
 
 import os
