@@ -117,17 +117,17 @@ def within(
     while lists < MOST_LISTS:
         frames = reads.training_frames(workspace.warehouse, workspace.provider.name)
         launches = shop(workspace, current_offers(workspace), frames, champion, tally)
-        before, bought = tally.runs, 0
+        before, launch_count = tally.runs, 0
         for launch in affordable(workspace, launches, tally):
             yield launch
-            bought += 1
+            launch_count += 1
             if champion is not None:
                 break
         lists += champion is None or tally.runs == before
         if not launches and tally.refused:
             # no other launch is left: try the refused clusters again
             tally.refused.clear()
-        elif not bought:
+        elif not launch_count:
             break
     if workspace.settings.campaign.elastic_runs and not workspace.spends_money:
         yield from affordable(workspace, list(_elastic(workspace, tally)), tally)
@@ -148,12 +148,12 @@ def affordable(
     reporter().start(tally.runs + sum(len(launch.items) for launch in launches))
     try:
         for launch in launches:
-            lacking = filter(None, map(tally.lacking.get, workload_names(launch)))
-            why = next(lacking, "") or just_refused(launch.cluster, tally.refused)
+            problems = filter(None, map(tally.lacking.get, workload_names(launch)))
+            why = next(problems, "") or just_refused(launch.cluster, tally.refused)
             why = why or allowance(workspace, launch, tally, datetime.now(UTC), offers).refusal
             if why:
-                done = f"{launch.cluster.name} was not launched"
-                note = f"{done if tally.left_s else 'no further launch was made'}: {why}"
+                event = f"{launch.cluster.name} was not launched"
+                note = f"{event if tally.left_s else 'no further launch was made'}: {why}"
                 if note not in tally.notes:
                     tally.notes.append(note)
                     reporter().say(note)
@@ -174,13 +174,13 @@ def _elastic(workspace: Workspace, tally: Tally) -> Iterator[PlannedLaunch]:
     tries = runs.groupby(["workload", "workload_digest"])["status"].agg(list).to_dict()
     offers = current_offers(workspace)
     for workload in workspace.without(tally.lacking).measurable:
-        tried = tries.get((workload.name, workload.digest), [])
-        if "measured" in tried or len(tried) >= MOST_TRIES:
+        statuses = tries.get((workload.name, workload.digest), [])
+        if "measured" in statuses or len(statuses) >= MOST_TRIES:
             continue
         limits = _limits(workspace, tally)
         rows = rows_of(workspace.mart("recommendations", workload=workload.name))
-        found = (elastic_launch(limits, row, offers) for row in rows)
-        yield from islice(filter(None, found), 1)
+        launches = (elastic_launch(limits, row, offers) for row in rows)
+        yield from islice(filter(None, launches), 1)
 
 
 def with_requirements_installed(workspace: Workspace) -> Workspace:
@@ -189,25 +189,25 @@ def with_requirements_installed(workspace: Workspace) -> Workspace:
     The reasons are printed. On EC2, no workload is removed, because the machines install
     requirements themselves.
     """
-    refused = {} if workspace.spends_money else not_installable(workspace.settings)
-    for name, reason in refused.items():
+    problems = {} if workspace.spends_money else not_installable(workspace.settings)
+    for name, reason in problems.items():
         reporter().say(f"workload {name} is not measured: {reason}")
-    return workspace.without(refused)
+    return workspace.without(problems)
 
 
-def just_refused(cluster: Cluster, refused: Sequence[Cluster]) -> str:
+def just_refused(cluster: Cluster, clusters: Sequence[Cluster]) -> str:
     """Check if a request for `cluster` would fail again. Return the reason if so, else "".
 
-    A request fails again if `cluster` contains all machines of a cluster in `refused`. Zones are
+    A request fails again if `cluster` contains all machines of a cluster in `clusters`. Zones are
     ignored, because a launch tries all zones of its region.
 
-    refused: the clusters that the provider just refused.
+    clusters: the clusters that the provider just refused.
     """
 
     def counted(machines: Cluster) -> Counter[tuple[str, str, str]]:
         return Counter((o.instance_type.name, o.market, o.region) for o in machines.members)
 
-    again = [other.name for other in refused if counted(cluster) >= counted(other)]
+    again = [other.name for other in clusters if counted(cluster) >= counted(other)]
     return f"{again[0]} was not available a moment ago" if again else ""
 
 
@@ -220,10 +220,10 @@ def _failures(workspace: Workspace) -> pd.DataFrame:
     - runs that failed because of a machine, missing data or an installation
     - runs whose failure no machine reported
     """
-    failed = workspace.mart("failed_runs", status="failed", told_by="node")
+    runs = workspace.mart("failed_runs", status="failed", told_by="node")
     digests = {workload.digest for workload in workspace.measurable}
-    failed = failed[~failed["cause"].isin((MACHINE, DATA, INSTALL))]
-    return failed[(failed["kind"] == "probe") | failed["workload_digest"].isin(digests)]
+    runs = runs[~runs["cause"].isin((MACHINE, DATA, INSTALL))]
+    return runs[(runs["kind"] == "probe") | runs["workload_digest"].isin(digests)]
 
 
 def _model(
@@ -242,22 +242,25 @@ def _model(
     model: the step time model in use.
     runs: all measured runs, including runs that are newer than `model`.
     """
-    measured = model.trained  # without the modes that with_compressed adds below
+    pairs = model.trained  # without the modes that with_compressed adds below
     for workload in workloads:
         model = with_compressed(model, workload)
-    known = comparable(model, offers)
+    comparable_offers = comparable(model, offers)
     experience = experience_of(workspace)
-    met = [model.as_measured(workload) for workload in workloads if model.met_workload(workload)]
+    measured_workloads = [
+        model.as_measured(workload) for workload in workloads if model.met_workload(workload)
+    ]
     choice_set = {}
-    for workload in map(with_usual_goals, met if known else ()):
-        supply = supply_of(workspace, workload, known, experience)
-        found = planner.plan(workload, supply, model, seed=SEED)
-        choice_set[workload.name] = contenders(model, workload, found, experience.conditions)
+    for workload in map(with_usual_goals, measured_workloads if comparable_offers else ()):
+        supply = supply_of(workspace, workload, comparable_offers, experience)
+        plan = planner.plan(workload, supply, model, seed=SEED)
+        choice_set[workload.name] = contenders(model, workload, plan, experience.conditions)
     return Model(
         choice_set=choice_set,
         joint=model.joint,
-        workloads=measured & {(workload.name, mode) for workload in met for mode in workload.modes},
-        types=frozenset(offer.instance_type.name for offer in known),
+        workloads=pairs
+        & {(workload.name, mode) for workload in measured_workloads for mode in workload.modes},
+        types=frozenset(offer.instance_type.name for offer in comparable_offers),
         fresh=valid_runs(runs[~runs["run_id"].isin(model.trained_on)]),
         predict=model.predict,
     )
@@ -272,8 +275,8 @@ def torch_mismatch(workspace: Workspace) -> str:
     line = workspace.settings.ec2.torch_line
     if not workspace.spends_money or not line:
         return ""
-    stored = workspace.mart("torch_lines")
-    others = stored[stored["torch_line"] != line]
+    torch_lines = workspace.mart("torch_lines")
+    others = torch_lines[torch_lines["torch_line"] != line]
     if others.empty:
         return ""
     return (
@@ -311,10 +314,10 @@ def _of_today(
     changed = [
         workload.name for workload in workloads if digests.get(workload.name) != workload.digest
     ]
-    kept = {
+    current_frames = {
         name: frames[name][~frames[name]["workload"].isin(changed)] for name in ("runs", "profiles")
     }
-    return {**frames, **kept}
+    return {**frames, **current_frames}
 
 
 def serve_launch(
@@ -333,40 +336,40 @@ def serve_launch(
     plans = carrier.plans(workload_names(launch), launch.cluster.region)
     tally.data |= {plan.name: plan for plan in plans}
     tally.bucket_region = carrier.bucket_region
-    allowed = allowance(workspace, launch, tally, datetime.now(UTC))
+    limits = allowance(workspace, launch, tally, datetime.now(UTC))
     job = job_of(
         launch,
         workspace.settings,
         lease_id=lease_id,
-        deadline_s=allowed.deadline_s,
+        deadline_s=limits.deadline_s,
         data={plan.name: Download(plan.place, *plan.limits) for plan in plans},
     )
-    if allowed.refusal:
-        return not_served(Served(lease_id=lease_id), job, "refused", allowed.refusal)
+    if limits.refusal:
+        return not_served(Served(lease_id=lease_id), job, "refused", limits.refusal)
     tally.usd += sum(plan.upload_usd for plan in plans)
     plans = [carrier.carry(plan, tally.refresh_id) for plan in plans]
     tally.data |= {plan.name: plan for plan in plans}
-    lacking = {plan.name: plan.problem for plan in plans if plan.problem}
-    tally.lacking |= lacking
-    for name, why in lacking.items():
+    problems = {plan.name: plan.problem for plan in plans if plan.problem}
+    tally.lacking |= problems
+    for name, why in problems.items():
         reporter().say(f"{name} is not measured: {why}")
-    items = tuple(item for item in job.items if item.workload not in lacking)
-    if lacking and not items:
+    items = tuple(item for item in job.items if item.workload not in problems)
+    if problems and not items:
         return Served(lease_id=lease_id, outcome="failed: no data")
     job = replace(
         job,
         items=items,
-        files=[(spec, source) for spec, source in job.files if spec.name not in lacking],
-        max_usd_per_hour=allowed.max_usd_per_hour,
-        patience_s=patience_s(workspace, launch, tally, allowed.deadline_s),
+        files=[(spec, source) for spec, source in job.files if spec.name not in problems],
+        max_usd_per_hour=limits.max_usd_per_hour,
+        patience_s=patience_s(workspace, launch, tally, limits.deadline_s),
         download_usd=sum(plan.download_usd for plan in plans),
     )
     runs = dict(zip(job.run_setups, launch.items, strict=True))
 
-    def watch(run_id: str, done: int, usd: float | None) -> None:
+    def watch(run_id: str, run_count: int, usd: float | None) -> None:
         run = runs[run_id]
         line = f"{launch.cluster.name}: {run.kind} {label(*run.trained)} on {len(run.nodes)} hosts"
-        reporter().watch(line, tally.runs + done, None if usd is None else tally.usd + usd)
+        reporter().watch(line, tally.runs + run_count, None if usd is None else tally.usd + usd)
 
     try:
         return serve(workspace.provider, job, stop_at=tally.stop_of(launch), watch=watch)

@@ -37,9 +37,9 @@ def dry_run(provider: str, max_usd: float | None, wish: Wish | None = None) -> l
     offers, tally = offers_now(workspace, now), Tally.of(workspace, max_usd, "dry-run")
     if workspace.spends_money:
         if max_usd is None:
-            assumed = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
+            cap = f"${workspace.settings.campaign.max_usd:g} of [campaign] max_usd"
             reporter().say(
-                f"no --max-usd: assuming {assumed}; launches on {provider} require --max-usd"
+                f"no --max-usd: assuming {cap}; launches on {provider} require --max-usd"
             )
         offers = with_spot(offers, workspace.settings.campaign.market)
         tally.cap_usd = min(tally.cap_usd, workspace.settings.ec2.max_usd_per_month)
@@ -76,21 +76,21 @@ def dry_run_rows(
     for number, (launch, row) in enumerate(zip(launches, rows, strict=True)):
         plans = carrier.plans(workload_names(launch), launch.cluster.region)
         tally.data |= {plan.name: plan for plan in plans}
-        allowed = allowance(workspace, launch, tally, now, offers)
+        limits = allowance(workspace, launch, tally, now, offers)
         row |= {
-            "deadline_s": allowed.deadline_s,
-            "refused": bool(allowed.refusal),
+            "deadline_s": limits.deadline_s,
+            "refused": bool(limits.refusal),
             "worst_usd": None,
             "requests": [],
             "notes": [str(plan) for plan in plans],
         }
-        if allowed.refusal:
-            row["notes"] = [f"not launched: {allowed.refusal}"]
+        if limits.refusal:
+            row["notes"] = [f"not launched: {limits.refusal}"]
         elif workspace.spends_money:
             tally.usd += launch.est_usd
             name = f"dry-run-{number:02d}"
-            row["worst_usd"] = allowed.worst_usd
-            row["requests"] = _requests(workspace, launch.cluster, offers, name, allowed.deadline_s)
+            row["worst_usd"] = limits.worst_usd
+            row["requests"] = _requests(workspace, launch.cluster, offers, name, limits.deadline_s)
             priced_at = min(offer.price_as_of for offer in launch.cluster.members)
             row["notes"] += [
                 f"prices as of {priced_at:%Y-%m-%d}, {(now - priced_at).days} days old",
@@ -108,12 +108,14 @@ def with_spot(offers: Sequence[Offer], market: str) -> list[Offer]:
 
     market: the market in which the campaign buys machines, "spot" or "on-demand".
     """
-    known = {offer.market for offer in offers if offer.usd_per_hour is not None}
-    if market != "spot" or "spot" in known:
+    markets = {offer.market for offer in offers if offer.usd_per_hour is not None}
+    if market != "spot" or "spot" in markets:
         return list(offers)
     reporter().say("no spot price is known: this dry run uses on-demand prices as upper bounds")
-    listed = [offer for offer in offers if offer.market == "on-demand"]
-    return listed + [replace(offer, market="spot", zone=f"{offer.region}a") for offer in listed]
+    on_demand = [offer for offer in offers if offer.market == "on-demand"]
+    return on_demand + [
+        replace(offer, market="spot", zone=f"{offer.region}a") for offer in on_demand
+    ]
 
 
 def _requests(
@@ -142,9 +144,9 @@ def _requests(
         deadline_unix=int(datetime.now(UTC).timestamp() + deadline_s),
     )
     group = "(the security group's id)"
-    made = [("ec2:CreateSecurityGroup", security_group(spec))]
-    made += rules(group)
+    requests = [("ec2:CreateSecurityGroup", security_group(spec))]
+    requests += rules(group)
     script = "(the script that starts the agent)"
     for attempt in attempts(cluster, here, spec.subnets, ec2.markets):
-        made += requests_of(spec, attempt, security=group, user_data=script)
-    return [{"action": action, "request": body} for action, body in made]
+        requests += requests_of(spec, attempt, security=group, user_data=script)
+    return [{"action": action, "request": body} for action, body in requests]

@@ -127,28 +127,28 @@ def launches_for(case: Case, wish: Wish) -> list[PlannedLaunch]:
         ]
 
 
-def outcomes(case: Case, made: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
-    """Return a row for each run in `made`, with predicted and measured step times.
+def outcomes(case: Case, launches: Sequence[tuple[PlannedLaunch, Served]]) -> list[Row]:
+    """Return a row for each run in `launches`, with predicted and measured step times.
 
     The column `reason` says why a run was not measured, and is empty for measured runs.
 
-    made: (launch, result of the launch) pairs.
+    launches: (launch, result of the launch) pairs.
     """
     mart = case.workspace.mart
-    measured = mart("runs").set_index("run_id")["step_s"].to_dict()
-    failed = mart("failed_runs").set_index("run_id")["reason"].to_dict()
+    step_s = mart("runs").set_index("run_id")["step_s"].to_dict()
+    reasons = mart("failed_runs").set_index("run_id")["reason"].to_dict()
     rows = []
-    for launch, served in made:
+    for launch, result in launches:
         for number, run in enumerate(launch.items):
-            run_id = f"{served.lease_id}-{number:03d}"
-            reason = failed.get(run_id, "" if run_id in served.recorded else served.outcome)
+            run_id = f"{result.lease_id}-{number:03d}"
+            reason = reasons.get(run_id, "" if run_id in result.recorded else result.outcome)
             rows.append(
                 {
                     "run_id": run_id,
                     **run.row(),
                     "market": launch.cluster.market,
                     **_prediction(case, run),
-                    "step_s": measured.get(run_id),
+                    "step_s": step_s.get(run_id),
                     "measured": not reason,
                     "reason": reason,
                 }
@@ -162,11 +162,11 @@ def _prediction(case: Case, run: PlannedRun) -> Row:
     The keys are column names, such as `predicted_step_s`. All values are None if `run` is not a
     training run, or if the model cannot predict it.
     """
-    known = _known_types(case).issuperset(run.members)
-    found: Row = dict.fromkeys(_STEP)
-    if case.model is not None and run.kind == "train" and known:
-        found = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]
-    return {f"predicted_{column}": found[column] for column in _STEP}
+    is_known = _known_types(case).issuperset(run.members)
+    prediction: Row = dict.fromkeys(_STEP)
+    if case.model is not None and run.kind == "train" and is_known:
+        prediction = rows_of(case.model.predict(pd.DataFrame([run.row()])))[0]
+    return {f"predicted_{column}": prediction[column] for column in _STEP}
 
 
 def _known_types(case: Case) -> set[str]:
@@ -256,7 +256,7 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
     share a launch. If no run would improve the recommendation for a goal, the reason is printed.
     """
     goals = case.workload.goals or (Goal(goal="cheapest"),)
-    found: dict[str, tuple[Cluster, PlannedRun]] = {}
+    runs_by_setup: dict[str, tuple[Cluster, PlannedRun]] = {}
     for goal in sorted(goals, key=lambda goal: goal.constraint is None):
         question = replace(case, workload=replace(case.workload, goals=(goal,)))
         pilots = pilots_for(question, question.plan(), buyable=case.offers, count=count)
@@ -265,9 +265,9 @@ def _pilots(case: Case, count: int) -> list[PlannedLaunch]:
         for row in pilots["runs"]:
             cluster, run = row["planned"]
             run = replace(run, reason=f"a pilot of {goal.goal}")
-            found.setdefault(str(run.row()), (cluster, run))
+            runs_by_setup.setdefault(str(run.row()), (cluster, run))
     launches: dict[tuple[str, str], tuple[Cluster, list[PlannedRun]]] = {}
-    for cluster, run in list(found.values())[:count]:
+    for cluster, run in list(runs_by_setup.values())[:count]:
         launches.setdefault((cluster.name, cluster.market), (cluster, []))[1].append(run)
     costs = case.experience.costs
-    return [launch_of(cluster, picked, costs) for cluster, picked in launches.values()]
+    return [launch_of(cluster, runs, costs) for cluster, runs in launches.values()]

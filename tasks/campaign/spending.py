@@ -62,8 +62,8 @@ def allowance(
     offers: the offers with the known prices. None means the newest snapshot in the warehouse.
     """
     if not tally.affords(launch):
-        left = f"but the campaign has ${tally.left_usd:.4f} left"
-        why = f"it is expected to cost ${launch.est_usd:.4f}, {left}"
+        balance = f"but the campaign has ${tally.left_usd:.4f} left"
+        why = f"it is expected to cost ${launch.est_usd:.4f}, {balance}"
         return Allowance(refusal=why if tally.left_s else "the campaign's time is up")
     if not workspace.spends_money:
         wished_s = (2 + _LOCAL_PATIENCE) * launch.est_s + START_UP_S
@@ -72,30 +72,30 @@ def allowance(
     if now - priced_at > PRICES_LAST:
         old = f"its prices are of {priced_at:%Y-%m-%d}, too old to bound the cost"
         return Allowance(refusal=f"{old}: allow pricing:GetProducts in IAM")
-    estimated = next((offer for offer in launch.cluster.members if offer.price_source), None)
-    if estimated is not None:
-        where = f"{estimated.instance_type.name} in {estimated.region}"
+    estimated_offer = next((offer for offer in launch.cluster.members if offer.price_source), None)
+    if estimated_offer is not None:
+        where = f"{estimated_offer.instance_type.name} in {estimated_offer.region}"
         why = f"the price of {where} is only an estimate: allow pricing:GetProducts in IAM"
         return Allowance(refusal=why)
-    known = current_offers(workspace) if offers is None else offers
-    caps, unknown = caps_of(workspace, tally, now, known)
+    known_offers = current_offers(workspace) if offers is None else offers
+    caps, unknown = caps_of(workspace, tally, now, known_offers)
     if unknown:
         return Allowance(refusal=unknown)
     start_up_s, least_s = _start_up_s(workspace, launch, tally)
-    dearest = pure.dearest_usd_per_hour(launch.cluster, known, _spot_margin(workspace))
+    dearest = pure.dearest_usd_per_hour(launch.cluster, known_offers, _spot_margin(workspace))
     beside = most_usd_per_hour_beside(
         workspace.settings.ec2, launch.cluster.region, tally.bucket_region
     )
     machines = len(launch.cluster.members) + MOST_REPLACEMENTS  # each machine downloads the data
     plans = _plans(tally, launch)
-    allowed = pure.allow(
+    limits = pure.allow(
         dearest and dearest + len(launch.cluster.members) * beside,
         once_usd=sum(plan.upload_usd + machines * plan.download_usd for plan in plans),
         wished_s=2 * launch.est_s + start_up_s,
         least_s=launch.est_s + least_s,
         caps=caps,
     )
-    return allowed._replace(max_usd_per_hour=dearest or 0.0)
+    return limits._replace(max_usd_per_hour=dearest or 0.0)
 
 
 def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tuple[float, float]:
@@ -104,8 +104,8 @@ def _start_up_s(workspace: Workspace, launch: PlannedLaunch, tally: Tally) -> tu
     Start-up lasts from the request for machines to the first run. It includes downloads of data and
     installations of requirements.
     """
-    known = workspace.settings.workloads
-    installs = sum(bool(known[name].requirements) for name in workload_names(launch))
+    workloads = workspace.settings.workloads
+    installs = sum(bool(workloads[name].requirements) for name in workload_names(launch))
     download_s = sum(map(fetch_s, _plans(tally, launch)))
     usual_s = EC2_START_UP_S + installs * INSTALL_S + download_s
     return usual_s, EC2_LEAST_START_UP_S + installs * LEAST_INSTALL_S + download_s
@@ -142,10 +142,10 @@ def caps_of(
     dearest = pure.dearest_by_type(offers, _spot_margin(workspace))
     # Leases are read before the spent dollars. A lease that ends between the two reads is then
     # counted twice. In the other order, it would not be counted at all.
-    held = workspace.provider.leases()
-    problems = [lease.problem for lease in held if lease.problem]
+    leases = workspace.provider.leases()
+    problems = [lease.problem for lease in leases if lease.problem]
     worst = {
-        lease.lease_id: _worst(workspace, lease, dearest) for lease in held if not lease.problem
+        lease.lease_id: _worst(workspace, lease, dearest) for lease in leases if not lease.problem
     }
     try:  # leases that have ended but are not in the warehouse yet
         worst |= {lease.lease_id: lease.usd for lease in workspace.provider.closed()}
@@ -156,18 +156,18 @@ def caps_of(
         for lease_id, usd in worst.items()
         if usd is None
     ]
-    committed = {lease_id: usd for lease_id, usd in worst.items() if usd is not None}
+    committed_usd = {lease_id: usd for lease_id, usd in worst.items() if usd is not None}
     others = of_others(workspace, pure.month_start(now), before=tally.refresh_id)
-    spent, unknown = spent_this_month(workspace, now)
+    spent_usd, unknown = spent_this_month(workspace, now)
     month = Cap(
         name="[ec2] max_usd_per_month",
         usd=workspace.settings.ec2.max_usd_per_month,
-        spent_usd=spent,
-        committed_usd=sum(committed.values()),
+        spent_usd=spent_usd,
+        committed_usd=sum(committed_usd.values()),
         claimed_usd=sum(row["left_usd"] for row in others),
         claimed_by=[f"refresh {row['refresh_id']} of {row['place']}" for row in others],
     )
-    mine = [usd for name, usd in committed.items() if name.startswith(f"{tally.refresh_id}-")]
+    mine = [usd for name, usd in committed_usd.items() if name.startswith(f"{tally.refresh_id}-")]
     home_cap = Cap(
         name="this campaign's cap",
         usd=tally.cap_usd,
@@ -207,38 +207,42 @@ def spent_this_month(workspace: Workspace, now: datetime) -> tuple[float, str]:
             f"the cost of refresh {refresh_id} is unknown (AWS's bill shows it): nothing can be"
             " launched before next month"
         )
-    stored = {*workspace.mart("lease_spend")["lease_id"]}
+    stored_ids = {*workspace.mart("lease_spend")["lease_id"]}
     try:
-        kept = Ec2Leases(workspace.home).spent()
+        costs = Ec2Leases(workspace.home).spent()
     except ProviderError as error:
         return float("inf"), str(error)
-    lost = [usd for name, (ended, usd) in kept.items() if name not in stored and ended == month]
-    return float(recent["usd"].sum()) + sum(lost), ""
+    lost_usd = [
+        usd
+        for name, (end_month, usd) in costs.items()
+        if name not in stored_ids and end_month == month
+    ]
+    return float(recent["usd"].sum()) + sum(lost_usd), ""
 
 
-def keep_spending(workspace: Workspace, now: datetime, stated: float | None = None) -> None:
+def keep_spending(workspace: Workspace, now: datetime, aws_usd: float | None = None) -> None:
     """Copy this month's costs from the warehouse to a file in SRIFT_HOME.
 
     Call this function before buying machines. The file keeps the costs if the warehouse is lost or
     replaced. If a team shares the warehouse, the costs of all its SRIFT_HOMEs are copied.
 
-    stated: this month's cost in dollars, as the user states it, or None. If the recorded costs are
+    aws_usd: this month's cost in dollars, as the user states it, or None. If the recorded costs are
         lower, the difference is added to the file.
 
     Raises:
-        ProviderError: if the bucket or the file cannot be read. Also if `stated` is None, and the
+        ProviderError: if the bucket or the file cannot be read. Also if `aws_usd` is None, and the
             bucket has files of a launch whose cost is unknown (see `_refuse_unknown`).
     """
     ec2, leases, month = workspace.settings.ec2, Ec2Leases(workspace.home), f"{now:%Y-%m}"
-    spent, _ = spent_this_month(workspace, now)
-    if stated is None and ec2.bucket:
+    spent_usd, _ = spent_this_month(workspace, now)
+    if aws_usd is None and ec2.bucket:
         _refuse_unknown(workspace, ec2.bucket, now)
-    stored = workspace.mart("lease_spend")
-    stored = stored[stored["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
-    known: dict[str, float] = stored.groupby("lease_id")["usd"].sum().to_dict()
-    if stated is not None:
-        known[f"{STATED}{now.isoformat()}"] = max(0.0, stated - spent)
-    leases.begin_spent({name: (month, usd) for name, usd in known.items()})
+    rows = workspace.mart("lease_spend")
+    rows = rows[rows["ended_at"].dt.strftime("%Y-%m") == month].dropna(subset=["usd"])
+    costs: dict[str, float] = rows.groupby("lease_id")["usd"].sum().to_dict()
+    if aws_usd is not None:
+        costs[f"{STATED}{now.isoformat()}"] = max(0.0, aws_usd - spent_usd)
+    leases.begin_spent({name: (month, usd) for name, usd in costs.items()})
 
 
 def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
@@ -259,19 +263,23 @@ def _refuse_unknown(workspace: Workspace, bucket: str, now: datetime) -> None:
     files = [file for month in months for file in store.listed(folder + month)[0]]
     # Meanwhile, a launch may move from the reserved dollars to the folder of leases, and from there
     # to the warehouse. They are read in this order, so that no launch is missed.
-    reserved = tuple(f"{row['refresh_id']}-" for row in of_others(workspace, start, before=""))
-    known = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *leases.spent()}
-    stated_at = [name.removeprefix(STATED) for name in known if name.startswith(STATED)]
+    reserved_prefixes = tuple(
+        f"{row['refresh_id']}-" for row in of_others(workspace, start, before="")
+    )
+    known_ids = {*leases.ids(), *workspace.mart("lease_spend")["lease_id"], *leases.spent()}
+    stated_at = [name.removeprefix(STATED) for name in known_ids if name.startswith(STATED)]
     since = max([start, *map(datetime.fromisoformat, stated_at)])
-    wrote = {
+    lease_ids = {
         file["Key"].removeprefix(folder).partition("/")[0]
         for file in files
         if file["LastModified"] >= since
     }
-    if lost := [name for name in sorted(wrote - known) if not name.startswith(reserved)]:
+    if ids := [
+        name for name in sorted(lease_ids - known_ids) if not name.startswith(reserved_prefixes)
+    ]:
         raise ProviderError(
             "nothing was bought, because this month's spending is not known. Machines of"
-            f" {len(lost)} launches, such as {lost[0]}, wrote to {bucket}. Their cost is missing in"
+            f" {len(ids)} launches, such as {ids[0]}, wrote to {bucket}. Their cost is missing in"
             f" the warehouse and in {leases.spent_file}. When the machines have ended, look up this"
             " month's total cost in AWS's bill, and run"
             " `srift refresh --provider ec2 --max-usd 0 --month-spent DOLLARS`"
@@ -297,8 +305,8 @@ def _worst(workspace: Workspace, lease: Lease, dearest: Mapping[str, float]) -> 
     dearest: {instance type: highest known dollars per hour}.
     """
     names = parse_cluster(lease.cluster)
-    listed = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
-    rate = max(lease.usd_per_hour or 0.0, listed)
+    list_price = sum(dearest[name] for name in names) if dearest.keys() >= set(names) else 0.0
+    rate = max(lease.usd_per_hour or 0.0, list_price)
     if rate <= 0:
         return None
     rate += len(names) * most_usd_per_hour_beside(workspace.settings.ec2)
@@ -379,23 +387,23 @@ class Tally:
         left_s = self.left_usd / price * 3600.0 - RELEASE_S
         return min(self.stop_at, time.monotonic() + max(left_s, 0.0))
 
-    def add(self, served: Served, collected: Collected, cluster: Cluster) -> None:
+    def add(self, result: Served, load_result: Collected, cluster: Cluster) -> None:
         """Add the results of one launch to the tally.
 
-        served: the result of the launch.
-        collected: the result of loading the launch's records into the warehouse.
-        cluster: the launched cluster. If `served.unavailable` is True, it is added to `refused`.
+        result: the result of the launch.
+        load_result: the result of loading the launch's records into the warehouse.
+        cluster: the launched cluster. If `result.unavailable` is True, it is added to `refused`.
         """
         self.launches += 1
-        if served.unavailable:
+        if result.unavailable:
             self.refused.append(cluster)
-        self.lacking |= collected.lacking
-        self.usd += collected.usd
-        self.runs += len(served.recorded)
-        self.by_status.update(collected.by_status)
-        if served.mailbox is None:
-            self.by_status.update(row["status"] for row in served.rows)
-        self.notes += collected.notes
+        self.lacking |= load_result.lacking
+        self.usd += load_result.usd
+        self.runs += len(result.recorded)
+        self.by_status.update(load_result.by_status)
+        if result.mailbox is None:
+            self.by_status.update(row["status"] for row in result.rows)
+        self.notes += load_result.notes
 
     def summary(self) -> dict[str, Any]:
         return {

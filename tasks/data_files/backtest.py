@@ -46,17 +46,17 @@ def backtest(
     inputs = [path.resolve() for path in (train, test, workloads, catalogue) if path]
     if predictions and predictions.resolve() in inputs:
         raise OSError(f"{predictions} is an input file: name another file for the predictions")
-    known, frame = read_frame(train), read_frame(test)
-    provider, *others = {*known["provider"], *frame["provider"]}
+    train_runs, frame = read_frame(train), read_frame(test)
+    provider, *others = {*train_runs["provider"], *frame["provider"]}
     if others:
         problem = f"all rows of this file and of {test} must belong to the same provider"
         raise ImportRefused(train, [problem])
-    nothing = pd.DataFrame()
+    empty = pd.DataFrame()
     data = TrainingData(
-        runs=known,
-        profiles=nothing,
-        buckets=nothing,
-        probes=nothing,
+        runs=train_runs,
+        profiles=empty,
+        buckets=empty,
+        probes=empty,
         workloads=pd.DataFrame(read_facts(workloads) if workloads else []),
         instance_types=read_catalogue(catalogue),
     )

@@ -95,14 +95,14 @@ def stage_measurements(connection: Connection, path: Path, now: datetime) -> Non
         raise ImportRefused(path, [f"there is no column {name!r}" for name in missing])
     _name_unknown_columns(path, table, COLUMNS)
     stage(connection, table)
-    known = {
+    valid_values = {
         "precisions": list(PRECISIONS),
         "strategies": list(STRATEGIES),
         "modes": [f"{mode.strategy} {mode.switches}" for mode in MODES],
         "providers": list(PROVIDERS),
         "latest": in_utc(now + _AHEAD),
     }
-    wrong = sentences(problems(connection, known))
+    wrong = sentences(problems(connection, valid_values))
     if wrong:
         raise ImportRefused(path, wrong)
 
@@ -129,10 +129,10 @@ def read_descriptions(path: Path, kind: type[_Described]) -> list[_Described]:
     rows: list[_Described] = []
     problems: list[str] = []
     for texts in table.to_pylist():
-        given = {name: str(value).strip() for name, value in texts.items()}
-        stated = {name: text for name, text in given.items() if text not in _EMPTY}
+        cells = {name: str(value).strip() for name, value in texts.items()}
+        values = {name: text for name, text in cells.items() if text not in _EMPTY}
         try:
-            rows.append(kind.model_validate(stated))
+            rows.append(kind.model_validate(values))
         except ValidationError as error:
             problems += [
                 f"line {texts['place']}, column {each['loc'][0]}:"
@@ -156,10 +156,10 @@ def read_facts(path: Path) -> list[dict[str, Any]]:
     return [row.model_dump(exclude_none=True) for row in read_descriptions(path, Facts)]
 
 
-def _name_unknown_columns(path: Path, table: pa.Table, known: Iterable[str]) -> None:
-    """Print a warning if the table has columns that are not in `known`."""
-    if ignored := sorted(set(table.column_names) - {*known, "place"}):
-        reporter().say(f"{path.name}: unknown columns are ignored: {', '.join(ignored)}")
+def _name_unknown_columns(path: Path, table: pa.Table, columns: Iterable[str]) -> None:
+    """Print a warning if the table has columns that are not in `columns`."""
+    if unknown := sorted(set(table.column_names) - {*columns, "place"}):
+        reporter().say(f"{path.name}: unknown columns are ignored: {', '.join(unknown)}")
 
 
 def read_table(path: Path) -> pa.Table:
@@ -206,12 +206,13 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def sentences(found: Iterable[Problem]) -> list[str]:
+def sentences(bad_values: Iterable[Problem]) -> list[str]:
     """Return a sentence for each problem in a CSV or Parquet file.
 
     For example: `line 3, column parameters: 'x' must be a whole number`. For a Parquet file, line 3
     means row 3.
     """
     return [
-        f"line {place}, column {column}: {text!r} {rule}" for place, column, text, rule in found
+        f"line {place}, column {column}: {text!r} {rule}"
+        for place, column, text, rule in bad_values
     ]

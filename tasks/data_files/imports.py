@@ -107,50 +107,52 @@ def import_measurements(
         ImportRefused: if a file is refused. Nothing is loaded.
         WarehouseError: if the warehouse cannot be written. Nothing is loaded.
     """
-    found, files = Imported(dry_run=dry_run), (measurements, workloads)
+    result, files = Imported(dry_run=dry_run), (measurements, workloads)
     facts = read_facts(workloads) if workloads else []
-    described = [fact["workload"] for fact in facts]
-    stored = warehouse.exists() or not dry_run  # a dry run creates no file
-    with warehouse.transact() if stored else empty_warehouse().cursor() as connection:
-        if not stored:
+    fact_workloads = [fact["workload"] for fact in facts]
+    uses_file = warehouse.exists() or not dry_run  # a dry run creates no file
+    with warehouse.transact() if uses_file else empty_warehouse().cursor() as connection:
+        if not uses_file:
             connection.begin()
         if measurements:
             stage_measurements(connection, measurements, now)
-            found.counts = staged_counts(connection)
-            found.rows = sum(found.counts["workload"].values())
-            found.new, other = counted_before(connection)
+            result.counts = staged_counts(connection)
+            result.rows = sum(result.counts["workload"].values())
+            result.new, other = counted_before(connection)
             if other:
-                found.sentences.append(
+                result.sentences.append(
                     f"{other} rows repeat a known run_id with another step_s: the stored step_s"
                     " counts"
                 )
-        found.providers = tuple(sorted(found.counts.get("provider", {PROVIDER})))
+        result.providers = tuple(sorted(result.counts.get("provider", {PROVIDER})))
         digests = [digest_of_file(path) if path else "" for path in files]
-        found.import_id = PUBLIC_IMPORT
+        result.import_id = PUBLIC_IMPORT
         if digests[0] != digest_of_file(MEASUREMENTS):
-            text = " ".join([*digests, *found.providers])
-            found.import_id = hashlib.sha256(text.encode()).hexdigest()[:16]
+            text = " ".join([*digests, *result.providers])
+            result.import_id = hashlib.sha256(text.encode()).hexdigest()[:16]
         remember(connection)
         names = [path.name if path else None for path in files]
-        note_import(connection, found.import_id, event="imported", noted_at=now, files=names)
-        stamp = {"import_id": found.import_id, "noted_at": now}
-        for provider in found.providers:
+        note_import(connection, result.import_id, event="imported", noted_at=now, files=names)
+        stamp = {"import_id": result.import_id, "noted_at": now}
+        for provider in result.providers:
             note_workloads(connection, facts, provider=provider, digest="", **stamp)
         if facts:
-            changed = changes(connection, described)
-            found.counts["facts of workloads"] = {
-                kind: changed[f"facts_{kind}"] for kind in ("new", "changed", "same")
+            change_counts = changes(connection, fact_workloads)
+            result.counts["facts of workloads"] = {
+                kind: change_counts[f"facts_{kind}"] for kind in ("new", "changed", "same")
             }
         if measurements:
             if not force:
-                _refuse_implausible(connection, measurements, known_devices(local_types), described)
+                _refuse_implausible(
+                    connection, measurements, known_devices(local_types), fact_workloads
+                )
             append_imports(
-                connection, file_digest=digests[0], loaded_at=now, import_id=found.import_id
+                connection, file_digest=digests[0], loaded_at=now, import_id=result.import_id
             )
         if dry_run:
             connection.rollback()
             connection.begin()
-    return found
+    return result
 
 
 def _refuse_implausible(
@@ -175,8 +177,8 @@ def _refuse_implausible(
             "precision": precision,
             "peak_tflops": most_tflops(device, precision),
         }
-        for provider, known in types.items()
-        for name, (devices, device) in known.items()
+        for provider, device_types in types.items()
+        for name, (devices, device) in device_types.items()
         for precision in PRECISIONS
         if computes(device, Mode(precision=precision))
     ]
@@ -204,14 +206,14 @@ def load_public(workspace: Workspace) -> int:
     with warehouse.transact() as connection:
         machines = rows_of_query(connection, MACHINES, {"file": f"{FOLDER}/machines.csv"})
         note_instance_types(connection, machines, noted_at=now)
-    loaded = import_measurements(
+    result = import_measurements(
         warehouse, now, measurements=MEASUREMENTS, workloads=FACTS, force=True
     )
     reporter().say(
-        f"loaded {loaded.rows} rows: {ORIGIN}. They count for a workload until you measure it."
+        f"loaded {result.rows} rows: {ORIGIN}. They count for a workload until you measure it."
         f" To remove all of them, type `srift forget {PUBLIC_IMPORT}`"
     )
-    return loaded.rows
+    return result.rows
 
 
 def _was_loaded(warehouse: Warehouse) -> bool:
@@ -240,8 +242,8 @@ def load_public_if_needed(workspace: Workspace, workload: str, *, shape: bool = 
     spec = workspace.settings.workloads.get(workload)
     public = workload in packaged_names() and (spec is None or spec.entrypoint is None)
     warehouse = workspace.warehouse
-    needed = (shape or public) and not _was_loaded(warehouse)
-    if needed and workload not in measured_workloads(warehouse, PROVIDER):
+    is_needed = (shape or public) and not _was_loaded(warehouse)
+    if is_needed and workload not in measured_workloads(warehouse, PROVIDER):
         load_public(workspace)
 
 
@@ -259,17 +261,17 @@ def forget_import(warehouse: Warehouse, text: str, now: datetime) -> dict[str, A
     """
     with warehouse.transact() as connection:
         imports = {row["import_id"]: row for row in rows_of_query(connection, _IMPORTS)}
-        found = [name for name in imports if name.startswith(text)]
-        if len(found) != 1:
+        import_ids = [name for name in imports if name.startswith(text)]
+        if len(import_ids) != 1:
             raise SettingsError(
                 f"{text!r} must be the beginning of exactly one import id, but is the beginning of"
-                f" {len(found)}; {nearest_names(text, imports)}"
+                f" {len(import_ids)}; {nearest_names(text, imports)}"
             )
-        import_id = found[0]
+        import_id = import_ids[0]
         remember(connection)
         note_import(connection, import_id, event="forgotten", noted_at=now)
-        gone = changes(connection)
-    rows, facts = gone["rows_gone"], gone["facts_gone"]
+        change_counts = changes(connection)
+    rows, facts = change_counts["rows_gone"], change_counts["facts_gone"]
     sentence = (
         f"import {import_id} is forgotten: {rows} rows and facts of {facts} workloads no longer"
         f" count. The model forgets them when {_refreshes(imports[import_id]['providers'])} runs;"

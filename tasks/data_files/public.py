@@ -45,8 +45,8 @@ def with_public_workloads(workspace: Workspace) -> Workspace:
     """
     if workspace.provider.name != PROVIDER:
         return workspace
-    counting = set(workspace.mart("public_rows")["workload"])
-    more = {name: workload for name, workload in public_workloads().items() if name in counting}
+    names_in_use = set(workspace.mart("public_rows")["workload"])
+    more = {name: workload for name, workload in public_workloads().items() if name in names_in_use}
     update = {"workloads": more | workspace.settings.workloads}
     return replace(workspace, settings=workspace.settings.model_copy(update=update))
 

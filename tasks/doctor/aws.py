@@ -122,8 +122,8 @@ def _prices(api: Ec2Api, ec2: Ec2) -> str:
 
 def _bucket(api: Ec2Api, ec2: Ec2) -> str:
     answer = api.ask("s3:GetBucketLocation", ec2.regions[0], Bucket=ec2.bucket)
-    stated = answer.get("LocationConstraint")
-    region = {None: "us-east-1", "EU": "eu-west-1"}.get(stated, stated)
+    location = answer.get("LocationConstraint")
+    region = {None: "us-east-1", "EU": "eu-west-1"}.get(location, location)
     if region not in ec2.regions:
         raise Wrong(
             f"bucket {ec2.bucket} is in {region}: add this region to `regions` in [ec2] of"
@@ -145,9 +145,9 @@ def _private(api: Ec2Api, ec2: Ec2) -> str:
     by_policy = policy.get("PolicyStatus", {}).get("IsPublic")
     by_acl = any(str(grant["Grantee"].get("URI", "")).endswith(_EVERYBODY) for grant in grants)
     # The public access block overrides the bucket policy and the ACL.
-    blocked = block.get("PublicAccessBlockConfiguration", {})
-    if (by_policy and not blocked.get("RestrictPublicBuckets")) or (
-        by_acl and not blocked.get("IgnorePublicAcls")
+    access_block = block.get("PublicAccessBlockConfiguration", {})
+    if (by_policy and not access_block.get("RestrictPublicBuckets")) or (
+        by_acl and not access_block.get("IgnorePublicAcls")
     ):
         raise Wrong(f"bucket {ec2.bucket} is public: run `aws s3api put-public-access-block` on it")
     return "the bucket is not public"
@@ -217,23 +217,23 @@ def _launch(api: Ec2Api, ec2: Ec2, region: str) -> Iterator[Finding]:
 
 def _permissions(api: Ec2Api, spec: LaunchSpec, offer: Offer) -> Iterator[Finding]:
     """Send the EC2 requests of a launch as dry runs, and yield findings on their permissions."""
-    check, allowed = f"permissions in {spec.region}", list[str]()
+    check, actions = f"permissions in {spec.region}", list[str]()
     requests = [("ec2:CreateSecurityGroup", security_group(spec))]
     zone = min(spec.subnets)
     for market in spec.choices.markets:
-        priced = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
-        [attempt] = attempts(Cluster.of((2, priced)), (), [zone], ())
+        zone_offer = replace(offer, market=market, zone=zone, usd_per_hour=0.01)
+        [attempt] = attempts(Cluster.of((2, zone_offer)), (), [zone], ())
         requests += requests_of(spec, attempt, security="", user_data="")
     for action, request in requests:
         try:
             api.ask(action, spec.region, DryRun=True, **_without_groups(request))
         except AwsRefused as error:
             if error.code == "DryRunOperation":
-                allowed.append(action)
+                actions.append(action)
             else:
                 yield Finding(check, "wrong" if error.code in DENIED else "note", str(error))
-    if allowed:
-        yield Finding(check, "ok", f"may call {', '.join(allowed)}")
+    if actions:
+        yield Finding(check, "ok", f"may call {', '.join(actions)}")
 
 
 def _without_groups(value: Any) -> Any:
@@ -242,8 +242,8 @@ def _without_groups(value: Any) -> Any:
     A dry run cannot name the security group and the placement group: neither exists yet.
     """
     if isinstance(value, dict):
-        kept = value.keys() - {"Groups", "Placement"}
-        return {key: _without_groups(value[key]) for key in kept}
+        keys = value.keys() - {"Groups", "Placement"}
+        return {key: _without_groups(value[key]) for key in keys}
     return list(map(_without_groups, value)) if isinstance(value, list) else value
 
 

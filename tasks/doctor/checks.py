@@ -25,12 +25,12 @@ def examine(settings: Settings, provider: str) -> list[Finding]:
 
     Raises SettingsError if the provider is unknown.
     """
-    found = examine_home(settings)
+    findings = examine_home(settings)
     if spends_money(provider):
-        return [*found, *examine_ec2(settings)]
+        return [*findings, *examine_ec2(settings)]
     machines = provider_of(settings, provider)
-    found += [Finding("this machine", "note", limit) for limit in machines.limits()]
-    return [*found, run_check("instance types", _types, machines), *examine_data(settings)]
+    findings += [Finding("this machine", "note", limit) for limit in machines.limits()]
+    return [*findings, run_check("instance types", _types, machines), *examine_data(settings)]
 
 
 def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
@@ -39,12 +39,12 @@ def examine_home(settings: Settings, *, thorough: bool = True) -> list[Finding]:
     thorough: also read every row of the warehouse.
     """
     home, warehouse = settings.home, open_warehouse(settings, wait_s=1.0)
-    found = [run_check("home", check_home, home)]
+    findings = [run_check("home", check_home, home)]
     if home.is_dir() and home.stat().st_mode & 0o077:
         says = f"other users can read {home}: run `chmod 700 {home}`"
-        found.append(Finding("privacy of home", "note", says))
+        findings.append(Finding("privacy of home", "note", says))
     return [
-        *found,
+        *findings,
         run_check("warehouse", _warehouse, warehouse, thorough),
         run_check("published table", lambda: f"{len(read_published(home / 'published'))} rows"),
         run_check("model registry", check_registry, home),
@@ -77,11 +77,11 @@ def policies_of(settings: Settings) -> dict[str, Any]:
 
     "node-policy" also lets machines read the S3 data of the workloads in srift.toml.
     """
-    found = policies(settings.ec2, account_number(settings.ec2))
+    documents = policies(settings.ec2, account_number(settings.ec2))
     data = map(settings.data, settings.workloads)
     sources = {str(each.source): each.source for each in data if each is not None}
-    found["node-policy"]["Statement"] += statements(settings.ec2, *sources.values())
-    return found
+    documents["node-policy"]["Statement"] += statements(settings.ec2, *sources.values())
+    return documents
 
 
 def share_warehouse(settings: Settings) -> str:
@@ -94,8 +94,8 @@ def share_warehouse(settings: Settings) -> str:
     shared, file = open_warehouse(settings), Warehouse(settings.home / "warehouse.duckdb")
     if not isinstance(shared, SharedWarehouse):
         raise SettingsError("no shared warehouse is set: add a section [shared] to srift.toml")
-    copied = shared.carry_over(file)
-    rows = [f"{count} rows of {table}" for table, count in copied.items() if count]
+    counts = shared.carry_over(file)
+    rows = [f"{count} rows of {table}" for table, count in counts.items() if count]
     return f"copied to {shared}: {', '.join(rows) or 'nothing new'}. {file} is no longer used"
 
 

@@ -33,8 +33,8 @@ def examine_data(settings: Settings, carrier: DataCarrier | None = None) -> Iter
                 yield Finding(check, "wrong", plan.problem)
             else:  # the size is unknown if only the machines' role may list the data
                 yield Finding(check, "note" if plan.size is None else "ok", str(plan))
-            if needed := statements(settings.ec2, data.source):
-                role, policy = settings.ec2.instance_profile, json.dumps(needed)
+            if grants := statements(settings.ec2, data.source):
+                role, policy = settings.ec2.instance_profile, json.dumps(grants)
                 says = f"not checked: the IAM policy of {role} must contain {policy}"
                 yield Finding(check, "note", says)
         elif isinstance(data.source, Path):
@@ -47,13 +47,15 @@ def statements(ec2: Ec2, *sources: Path | Address) -> list[dict[str, Any]]:
     Addresses below s3://BUCKET/PREFIX/data/ are left out, because the policies in deployments/iam
     already allow them. BUCKET and PREFIX are settings in [ec2] of srift.toml.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     ours = f"s3://{ec2.bucket}/{ec2.prefix}/data/"
     for source in sources:
         if isinstance(source, Path) or str(source).startswith(ours):
             continue
         bucket, below = f"arn:aws:s3:::{source.bucket}", f"{source.prefix}*"
-        found.append({"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{bucket}/{below}"})
+        entries.append(
+            {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{bucket}/{below}"}
+        )
         listing = {"Condition": {"StringLike": {"s3:prefix": below}}, "Resource": bucket}
-        found.append({"Effect": "Allow", "Action": "s3:ListBucket", **listing})
-    return found
+        entries.append({"Effect": "Allow", "Action": "s3:ListBucket", **listing})
+    return entries

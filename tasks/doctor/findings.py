@@ -26,7 +26,7 @@ class NotChecked(Exception):
     """A check could not run. The message gives the reason."""
 
 
-def run_check(check: str, ask: Callable[..., str], *given: Any) -> Finding:
+def run_check(check: str, ask: Callable[..., str], *arguments: Any) -> Finding:
     """Run a check, and return its result as a finding.
 
     The status is `wrong` if the check fails. The status is `note` if the check could not run, or if
@@ -34,10 +34,10 @@ def run_check(check: str, ask: Callable[..., str], *given: Any) -> Finding:
 
     check: the name of the check.
     ask: a function that does the check, and returns the result as text.
-    given: the arguments of the function.
+    arguments: the arguments of the function.
     """
     try:
-        return Finding(check, "ok", ask(*given))
+        return Finding(check, "ok", ask(*arguments))
     except (NotChecked, WarehouseMissing, WarehouseBusy) as error:
         return Finding(check, "note", str(error))
     except (ProviderError, WarehouseError, OSError) as error:

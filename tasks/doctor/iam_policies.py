@@ -31,10 +31,10 @@ def policies(ec2: Ec2, account: str | None = None) -> dict[str, Any]:
         "ami_parameter": ec2.ami_parameter,
         "account": account or ACCOUNT,
     }
-    filled = {}
+    documents = {}
     for policy in NAMES:
         text = (FOLDER / f"{policy}.json").read_text()
         for name, value in names.items():  # not str.format: JSON and `${aws:userid}` have braces
             text = text.replace("{" + name + "}", value)
-        filled[policy] = json.loads(text)
-    return filled
+        documents[policy] = json.loads(text)
+    return documents

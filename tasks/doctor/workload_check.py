@@ -48,10 +48,10 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     """
     file, source = settings.code_to_send(name)
     if data := settings.data(name):
-        fetched = data.fetched_below(settings.home)
-        file = replace(file, data=str(fetched if fetched.is_dir() else data.source))
-    stated = settings.stated(name)
-    batch = max(1, stated.global_batch[0] // _DIVISOR)
+        copy = data.fetched_below(settings.home)
+        file = replace(file, data=str(copy if copy.is_dir() else data.source))
+    section = settings.stated(name)
+    batch = max(1, section.global_batch[0] // _DIVISOR)
     try:
         python = install_at(settings, file, source) if file.requirements else sys.executable
     except NotInstalled as error:
@@ -63,7 +63,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             f"the steps had network access, because namespaces are missing: {isolation.why_not}"
         )
     others = (*COMPRESSED, *COMBINED, *SWITCHES[1:])
-    if untried := [name for name in (*stated.strategies, *stated.switches) if name in others]:
+    if untried := [name for name in (*section.strategies, *section.switches) if name in others]:
         notes.append(f"not checked: {', '.join(untried)}")
     with tempfile.TemporaryDirectory(prefix="srift-check-") as name_of_place:
         place = Path(name_of_place)
@@ -72,8 +72,8 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         isolation.give(place, folder, folder / file.folder)
         question = {
             "workload": asdict(file),
-            "precisions": stated.precisions,
-            "strategies": stated.strategies,
+            "precisions": section.precisions,
+            "strategies": section.strategies,
             "batch": batch,
             "folder": str(folder),
         }
@@ -81,7 +81,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
         command = ["prlimit", f"--data={psutil.virtual_memory().available}"]
         command += [python, "-m", "node.check", str(answer)]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 without_network(isolation, command),
                 input=json.dumps(question).encode(),
                 stdout=sys.stderr.fileno(),  # keeps the workload's prints out of Srift's output
@@ -103,7 +103,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
             ) from None
         if not answer.exists():
             raise CheckFailed(
-                f"the workload's process ended with code {done.returncode}"
+                f"the workload's process ended with code {process.returncode}"
                 " (-9 and 137 mean: out of memory)"
             )
         precisions = json.loads(answer.read_text())
@@ -117,7 +117,7 @@ def check_workload(settings: Settings, name: str, *, timeout_s: float) -> dict[s
     ]
     return {
         "workload": name,
-        "entrypoint": str(stated.entrypoint),
+        "entrypoint": str(section.entrypoint),
         "batch": batch,
         "notes": notes,
         "precisions": precisions,
@@ -135,19 +135,19 @@ def _lay_out(place: Path, file: WorkloadFile, source: Source) -> None:
         unpack(content, place / "home" / file.folder)
     else:
         target.write_bytes(content)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignored)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(agent.__file__).parent, place / "code" / "node", ignore=ignore)
 
 
-def problems(found: Mapping[str, Any]) -> CheckFailed | None:
+def problems(report: Mapping[str, Any]) -> CheckFailed | None:
     """Return an error that lists the failed precisions, or None if no precision failed.
 
-    found: the result of `check_workload`.
+    report: the result of `check_workload`.
     """
     lines = [
         f"in {answer['precision']}: {answer['problem']}"
-        for answer in found["precisions"]
+        for answer in report["precisions"]
         if answer["problem"]
     ]
-    failed = f"{found['workload']} failed the check {'; '.join(lines)}"
-    return CheckFailed(failed) if lines else None
+    message = f"{report['workload']} failed the check {'; '.join(lines)}"
+    return CheckFailed(message) if lines else None

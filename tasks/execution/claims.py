@@ -58,11 +58,11 @@ def settle(workspace: Workspace, now: datetime, *, over: str = "") -> None:
     try:
         leases = [lease.lease_id for lease in workspace.provider.leases()]
         leases += [lease.lease_id for lease in workspace.provider.closed()]
-        unsettled = {row["refresh_id"]: row for row in _open_claims(workspace)}
+        open_claims = {row["refresh_id"]: row for row in _open_claims(workspace)}
         for file in files:
             if any(lease_id.startswith(f"{file.name}-") for lease_id in leases):
                 continue
-            if row := unsettled.get(file.name):
+            if row := open_claims.get(file.name):
                 _note(workspace, "settled", file.name, row["usd"], row["may_cost_until"], now)
             file.unlink(missing_ok=True)
     except Exception as error:  # an error must not keep measurements from being loaded
@@ -107,8 +107,8 @@ def _folder(workspace: Workspace) -> Path:
 
 def _open_claims(workspace: Workspace) -> list[Row]:
     """Return the reservations of every SRIFT_HOME that are not released, oldest first."""
-    found = workspace.mart("claims")
-    return rows_of(found.sort_values("noted_order"))
+    claims = workspace.mart("claims")
+    return rows_of(claims.sort_values("noted_order"))
 
 
 def _note(

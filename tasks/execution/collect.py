@@ -27,27 +27,27 @@ def collect(workspace: Workspace, now: datetime) -> Collected:
 
     The launches of a refresh that runs in another process are skipped. That process loads them.
     """
-    collected = Collected()
+    result = Collected()
     with alone(workspace.home, "collect"):
         other = at_work_elsewhere(workspace.home)
         for lease in workspace.provider.ended():
             if other is None or not lease.lease_id.startswith(str(other.get("refresh_id", ""))):
-                collected.add(load_lease(workspace, lease, now))
+                result.add(load_lease(workspace, lease, now))
                 workspace.provider.forget(lease.lease_id)
-    return collected
+    return result
 
 
-def collect_launch(workspace: Workspace, served: Served, now: datetime) -> Collected:
+def collect_launch(workspace: Workspace, result: Served, now: datetime) -> Collected:
     """Load the results of a launch that just ended, and of all other ended launches.
 
-    served: the result of the launch. If no machines were acquired, `served.rows` is loaded.
+    result: the result of the launch. If no machines were acquired, `result.rows` is loaded.
     """
     # a launch without machines has written no files
-    if served.mailbox is None:
-        rows = [{"ended_unix": now.timestamp()} | row for row in served.rows]
+    if result.mailbox is None:
+        rows = [{"ended_unix": now.timestamp()} | row for row in result.rows]
         with workspace.warehouse.transact() as connection:
             append.append_records(
-                connection, rows, refresh_id=refresh_of(served.lease_id), loaded_at=now
+                connection, rows, refresh_id=refresh_of(result.lease_id), loaded_at=now
             )
     return collect(workspace, now)
 
@@ -62,22 +62,22 @@ def reap_now(provider: str | None) -> list[str]:
 
     Raises NotSwept, after all other work, if some machines could not be checked.
     """
-    done, unswept = list[str](), dict[str, str]()
+    actions, unswept = list[str](), dict[str, str]()
     paid_first = sorted(PROVIDERS, key=lambda name: not spends_money(name))
     for workspace in map(open_workspace, [provider] if provider else paid_first):
         try:
             if provider or workspace.provider.was_used():
-                done += end_and_collect(workspace, datetime.now(UTC))
+                actions += end_and_collect(workspace, datetime.now(UTC))
         except NotSwept as error:
-            done += error.done
+            actions += error.done
             unswept |= error.unswept
         except Exception as error:
             if provider:
                 raise
             unswept[workspace.provider.name] = str(error)
     if unswept:
-        raise NotSwept(provider or "", unswept, done)
-    return done
+        raise NotSwept(provider or "", unswept, actions)
+    return actions
 
 
 def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
@@ -88,21 +88,21 @@ def end_and_collect(workspace: Workspace, now: datetime) -> list[str]:
     """
     unswept: dict[str, str] = {}
     try:
-        done = workspace.provider.reap(now)
+        actions = workspace.provider.reap(now)
     except NotSwept as error:
-        unswept, done = error.unswept, error.done
-    say_all([*done, *unswept.values()])
+        unswept, actions = error.unswept, error.done
+    say_all([*actions, *unswept.values()])
     workspace.warehouse.create()
-    collected = collect(workspace, now)
+    result = collect(workspace, now)
     if not unswept:
         settle(workspace, now)
-    loaded = collected.notes
-    if collected.new:
-        loaded.append(f"{collected.new} rows were loaded into the warehouse")
-    say_all(loaded)
+    notes = result.notes
+    if result.new:
+        notes.append(f"{result.new} rows were loaded into the warehouse")
+    say_all(notes)
     if unswept:
-        raise NotSwept(workspace.provider.name, unswept, [*done, *loaded])
-    return [*done, *loaded]
+        raise NotSwept(workspace.provider.name, unswept, [*actions, *notes])
+    return [*actions, *notes]
 
 
 def say_all(sentences: Iterable[str]) -> None:

@@ -105,7 +105,7 @@ class DataCarrier:
         names: the workloads of the launch.
         region: the region of the launch's machines.
         """
-        found, taken = [], 0
+        transfer_plans, total_bytes = [], 0
         for name in names:
             data = self._settings.data(name)
             if data is None:
@@ -121,13 +121,13 @@ class DataCarrier:
                         *limits, source=plan.region, region=region, public=ec2.public
                     )
                     plan = replace(plan, limits=limits, download_usd=usd)
-                taken += plan.size or 0
+                total_bytes += plan.size or 0
                 if plan.size and self._workspace.spends_money:
-                    self._refuse_too_much(taken, region)
+                    self._refuse_too_much(total_bytes, region)
             except (ValueError, ProviderError) as error:
                 plan = DataPlan(name=name, problem=f"{data.text}: {error}")
-            found.append(plan)
-        return found
+            transfer_plans.append(plan)
+        return transfer_plans
 
     def carry(self, plan: DataPlan, refresh_id: str = "") -> DataPlan:
         """Transfer the files of `plan` if needed, and return a plan that needs no transfer.
@@ -196,8 +196,8 @@ class DataCarrier:
                 raise BadData("the data files changed after the refresh began: refresh again")
             if not local:
                 address = self._upload_address(data)
-                paid = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
-                is_paid = len(self._workspace.warehouse.select("raw_leases", paid))
+                key = {"lease_id": f"{address}{datetime.now(UTC):%Y-%m}"}
+                is_paid = len(self._workspace.warehouse.select("raw_leases", key))
                 return DataPlan(
                     name=name,
                     place=str(address),
@@ -240,10 +240,10 @@ class DataCarrier:
         Raises ValueError if there are no files, too many files or files that `files_of` refuses,
         and ProviderError if AWS refuses the request.
         """
-        listed, region = self._objects(address)
-        if len(listed) > MOST_FILES:
+        objects, region = self._objects(address)
+        if len(objects) > MOST_FILES:
             raise BadData(f"{address} has more than {MOST_FILES} objects: pack them into archives")
-        files = files_of(listed, address.prefix)
+        files = files_of(objects, address.prefix)
         if not files:
             raise BadData(f"{address} contains no file: `aws s3 ls {address}` lists its objects")
         return {name: entry["Size"] for name, entry in files.items()}, region
@@ -283,14 +283,14 @@ class DataCarrier:
         from s3transfer.manager import TransferManager
 
         files, transfers = plan.files or {}, []
-        listed, region = self._objects(address)
-        stored = {entry["Key"]: entry["Size"] for entry in listed}
+        objects, region = self._objects(address)
+        sizes = {entry["Key"]: entry["Size"] for entry in objects}
         reporter().say(str(plan))
         client = self._api.clients("s3", region)
         with aws_errors(f"to {plan.move} data", region), TransferManager(client) as s3:
             for name, size in files.items():
                 file, key = folder / name, f"{address.prefix}{name}"
-                if plan.move == "upload" and stored.get(key) != size:
+                if plan.move == "upload" and sizes.get(key) != size:
                     transfers.append(s3.upload(str(file), address.bucket, key))
                 elif plan.move == "fetch" and not _has(file, size):
                     file.parent.mkdir(parents=True, exist_ok=True)

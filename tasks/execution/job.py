@@ -141,15 +141,15 @@ class Stopwatch:
         self._last = now
 
 
-def write_rows(served: Served) -> None:
-    """Write each row of `served` to a file in the mailbox folder.
+def write_rows(result: Served) -> None:
+    """Write each row of `result` to a file in the mailbox folder.
 
-    On a full disk, the rows stay only in `served`.
+    On a full disk, the rows stay only in `result`.
     """
-    if served.mailbox is None or not served.mailbox.is_dir():
+    if result.mailbox is None or not result.mailbox.is_dir():
         return
-    for row in served.rows:
-        file = served.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
+    for row in result.rows:
+        file = result.mailbox / "controller" / "rows" / f"{row['run_id']}.json"
         with suppress(OSError):
             write_json(file, row)
 
@@ -196,15 +196,15 @@ def job_of(
         files.append((replace(spec, data=data[name].address if name in data else ""), source))
     digests = {spec.name: spec.digest for spec, _ in files}
     items, run_setups, lose_after_s = [], {}, {}
-    for number, wanted in enumerate(launch.items):
-        item = _item(wanted, f"{lease_id}-{number:03d}", seed)
+    for number, run in enumerate(launch.items):
+        item = _item(run, f"{lease_id}-{number:03d}", seed)
         items.append(item)
-        members = [cluster.members[node] for node in wanted.nodes]
-        devices = [asdict(expected[node]) for node in wanted.nodes]
-        setup = _run_setup(wanted, members, digests)
+        members = [cluster.members[node] for node in run.nodes]
+        devices = [asdict(expected[node]) for node in run.nodes]
+        setup = _run_setup(run, members, digests)
         run_setups[item.run_id] = setup | {"expected_devices": devices}
-        if wanted.lose_after_s is not None:
-            lose_after_s[item.run_id] = wanted.lose_after_s
+        if run.lose_after_s is not None:
+            lose_after_s[item.run_id] = run.lose_after_s
     return Job(
         lease_id=lease_id,
         cluster=cluster,
@@ -231,14 +231,14 @@ def expected_devices(cluster: Cluster, *, emulated: bool) -> tuple[Devices, ...]
     emulated: True if EC2 machines are emulated on this computer. An emulated machine may have any
         device.
     """
-    found = []
+    devices = []
     for member in cluster.members:
         kind = member.instance_type
-        rented = spends_money(kind.provider)
-        name = ANY if emulated and rented else kind.device
-        threads = 0 if name == CPU and rented else 1
-        found.append(Devices(name=name, count=kind.devices, threads=threads))
-    return tuple(found)
+        is_rented = spends_money(kind.provider)
+        name = ANY if emulated and is_rented else kind.device
+        threads = 0 if name == CPU and is_rented else 1
+        devices.append(Devices(name=name, count=kind.devices, threads=threads))
+    return tuple(devices)
 
 
 def _is_emulated(settings: Settings) -> bool:
@@ -257,63 +257,63 @@ def _is_emulated(settings: Settings) -> bool:
     return settings.ec2.emulated
 
 
-def _item(wanted: PlannedRun, run_id: str, seed: int) -> Item:
+def _item(run: PlannedRun, run_id: str, seed: int) -> Item:
     """Convert a planned run to the `Item` that machines receive."""
     item = Item(
         run_id=run_id,
-        kind=wanted.kind,
-        nodes=list(wanted.nodes),
-        workload=wanted.workload,
-        **wanted.mode._asdict(),
-        batches=list(wanted.batches),
-        accumulation_steps=wanted.accumulation_steps,
-        message_bytes=list(wanted.message_bytes),
+        kind=run.kind,
+        nodes=list(run.nodes),
+        workload=run.workload,
+        **run.mode._asdict(),
+        batches=list(run.batches),
+        accumulation_steps=run.accumulation_steps,
+        message_bytes=list(run.message_bytes),
         seed=seed,
-        devices=list(wanted.devices),
+        devices=list(run.devices),
     )
-    if wanted.kind == LEARN:
+    if run.kind == LEARN:
         return replace(
             item,
-            seed=wanted.seed,
+            seed=run.seed,
             most_steps=LEARNING_STEPS,
             windows=LEARNING_WINDOWS,
             most_s=LEARNING_MOST_S,
         )
-    if wanted.kind == ELASTIC:
+    if run.kind == ELASTIC:
         return replace(
             item,
-            most_steps=wanted.steps,
-            checkpoint_every=wanted.checkpoint_every,
-            wait_s=wanted.wait_s,
-            most_s=wanted.est_s,
+            most_steps=run.steps,
+            checkpoint_every=run.checkpoint_every,
+            wait_s=run.wait_s,
+            most_s=run.est_s,
         )
     return item
 
 
 def workload_names(launch: PlannedLaunch) -> list[str]:
-    return sorted({wanted.workload for wanted in launch.items} - {""})
+    return sorted({run.workload for run in launch.items} - {""})
 
 
 def _run_setup(
-    wanted: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
+    run: PlannedRun, members: Sequence[Offer], digests: dict[str, str]
 ) -> dict[str, Any]:
     """Return the setup of a run as {column: value}, to be stored with its measurement.
 
     members: the offers of the run's machines.
     digests: {workload: digest of its code and settings}.
     """
-    types, setup = [member.instance_type for member in members], wanted.row()
+    types, setup = [member.instance_type for member in members], run.row()
     names = [instance_type.name for instance_type in types]
     return {
         **setup,
         "cluster": cluster_name(names),
         **placement(members),
         "provider": types[0].provider,
-        "workload": wanted.workload or None,
-        "batch_per_device": setup["batch_per_device"] if wanted.kind in TRAINING else None,
+        "workload": run.workload or None,
+        "batch_per_device": setup["batch_per_device"] if run.kind in TRAINING else None,
         "instance_types": names,
         "instance_digests": [instance_type.digest for instance_type in types],
-        "workload_digest": digests.get(wanted.workload),
+        "workload_digest": digests.get(run.workload),
         "code_commit": code_commit(),
-        "reason_wanted": wanted.reason,
+        "reason_wanted": run.reason,
     }

@@ -67,12 +67,12 @@ class Machines:
         within_s = self.running.ready_within_s
         give_up = self.clock.monotonic() + within_s
         while not self.all_here():
-            if lost := self.lost():
-                return lost
-            if ended := self.out_of_time():
+            if loss := self.lost():
+                return loss
+            if timeout := self.out_of_time():
                 if not self.fetching:
-                    return ended
-                reason = f"node {min(self.fetching)} still fetches its data, and {ended.reason}"
+                    return timeout
+                reason = f"node {min(self.fetching)} still fetches its data, and {timeout.reason}"
                 return AttemptEnd(how="lost", reason=reason)
             late = self.awaited - self.fetching
             if late and self.clock.monotonic() > give_up:
@@ -109,11 +109,11 @@ class Machines:
         silent &= {*self.here, *self.fetching}
         return nodes_lost(silent, "fell silent") if silent else None
 
-    def drop(self, lost: frozenset[int]) -> None:
-        """Move the nodes in `lost` to `gone`, so that the launch no longer waits for them."""
-        self.awaited -= lost
-        self.fetching -= lost
-        self.gone |= lost
+    def drop(self, nodes: frozenset[int]) -> None:
+        """Move the nodes in `nodes` to `gone`, so that the launch no longer waits for them."""
+        self.awaited -= nodes
+        self.fetching -= nodes
+        self.gone |= nodes
 
     def leaving(self) -> tuple[frozenset[int], float]:
         """Return (nodes with an interruption notice, seconds until the first of these nodes ends).
@@ -139,6 +139,6 @@ def nodes_lost(nodes: Collection[int], what: str, *, interrupted: bool = False) 
 
     what: what the nodes did, such as "fell silent".
     """
-    ordered = tuple(sorted(nodes))
-    reason = f"node {', '.join(map(str, ordered))} {what}"
-    return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=ordered)
+    indices = tuple(sorted(nodes))
+    reason = f"node {', '.join(map(str, indices))} {what}"
+    return AttemptEnd(how="lost", reason=reason, interrupted=interrupted, nodes=indices)

@@ -40,8 +40,8 @@ class Mailbox:
         """
         for spec, source in files:
             contents = source.read()
-            called = (contents, spec.function, spec.arguments)
-            if source.digest(*called, env=spec.env, data=spec.data_digest) != spec.digest:
+            call = (contents, spec.function, spec.arguments)
+            if source.digest(*call, env=spec.env, data=spec.data_digest) != spec.digest:
                 raise WorkloadChanged(
                     f"the code of workload {spec.name} changed during the refresh: refresh again"
                 )
@@ -127,8 +127,10 @@ class Mailbox:
 
         A report is the content of finished-<attempt>.json, and the index of the machine as `node`.
         """
-        found = [(node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)]
-        return [{**body, "node": node} for node, body in found if body]
+        reports = [
+            (node, self._read(node, f"finished-{attempt}.json")) for node in range(self.nodes)
+        ]
+        return [{**body, "node": node} for node, body in reports if body]
 
     def silent(self, since_unix: float) -> set[int]:
         """Return the nodes whose last heartbeat was sent before `since_unix`.
@@ -145,8 +147,8 @@ class Mailbox:
 
     def under_way(self, attempt: int) -> set[str]:
         """Return the ids of the runs that machines report as current in `attempt`."""
-        found = [self._read(node, "progress.json") for node in range(self.nodes)]
-        return {str(body.get("run_id")) for body in found if body.get("attempt") == attempt}
+        states = [self._read(node, "progress.json") for node in range(self.nodes)]
+        return {str(body.get("run_id")) for body in states if body.get("attempt") == attempt}
 
     def recorded(self) -> set[str]:
         """Return the ids of the runs that have a record file, valid or not."""

@@ -39,43 +39,43 @@ class AttemptEnd:
         return f"{self.how}: {self.reason}" if self.reason else self.how
 
 
-def blame(finished: Sequence[Row], under_way: str, planned: Collection[str]) -> AttemptEnd:
+def blame(reports: Sequence[Row], under_way: str, run_ids: Collection[str]) -> AttemptEnd:
     """Return an AttemptEnd that says which run made an attempt fail, and why.
 
     The exit codes of the workers show which node most likely caused the failure. The report of that
     node names the run and the reason. If the node could not write to the mailbox, `how` is "lost"
     and `nodes` is empty. Such a result ends the launch.
 
-    finished: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
-    under_way: id of the run to blame if the report names no run in `planned`.
-    planned: ids of the attempt's runs.
+    reports: reports of the nodes whose torchrun has ended, with exit codes, run id and reason.
+    under_way: id of the run to blame if the report names no run in `run_ids`.
+    run_ids: ids of the attempt's runs.
     """
-    failed = [node for node in finished if node.get("exit_code") != 0]
-    if not failed:
+    failures = [node for node in reports if node.get("exit_code") != 0]
+    if not failures:
         reason = "torchrun ended before all runs were measured"
         return AttemptEnd(how="failed", culprit=under_way, reason=reason)
-    witness = min(failed, key=lambda node: blame_rank(node.get("worker_exit_code")))
+    witness = min(failures, key=lambda node: blame_rank(node.get("worker_exit_code")))
     run_id, code = str(witness.get("run_id")), witness.get("worker_exit_code")
     last = str(witness.get("log_tail", "")).strip().splitlines()[-1:]
-    ended = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
-    why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or ended
-    without = (node["node"] for node in failed if node.get("worker_exit_code") == EXIT_NO_DEVICE)
+    end = f"torchrun ended with exit code {witness.get('exit_code')}: {' '.join(last)}"
+    why = _OUT_OF_MEMORY if code == -signal.SIGKILL else witness.get("reason") or end
+    without = (node["node"] for node in failures if node.get("worker_exit_code") == EXIT_NO_DEVICE)
     is_full = code == EXIT_MAILBOX
     return AttemptEnd(
         how="lost" if is_full else "failed",
-        culprit=run_id if run_id in planned else under_way,
+        culprit=run_id if run_id in run_ids else under_way,
         reason=f"node {witness['node']}: {why}",
         nodes=() if is_full else tuple(without),
     )
 
 
-def all_lost_a_peer(finished: Sequence[Row]) -> bool:
+def all_lost_a_peer(reports: Sequence[Row]) -> bool:
     """Return True if every failed node reports that it lost the connection to another node.
 
-    finished: the nodes' reports. A lost node may have no report.
+    reports: the nodes' reports. A lost node may have no report.
     """
-    failed = [node for node in finished if node.get("exit_code") != 0]
-    return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failed)
+    failures = [node for node in reports if node.get("exit_code") != 0]
+    return all(node.get("worker_exit_code") == EXIT_LOST_PEER for node in failures)
 
 
 def refresh_of(lease_id: str) -> str:

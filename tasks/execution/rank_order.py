@@ -79,22 +79,22 @@ def links_matter(items: Sequence[Item], addresses: Sequence[str]) -> bool:
 
 
 def sending_order(
-    reported: Any, nodes: Sequence[int], items: Sequence[Item]
+    pairs: Any, nodes: Sequence[int], items: Sequence[Item]
 ) -> tuple[tuple[int, ...], str]:
     """Choose the fastest rank order for the runs `items`, and return (order, reason).
 
     The order lists `nodes` by rank. An empty order means that the current order is kept.
 
-    reported: the links between pairs of nodes, from `Mailbox.pairs`. If they are invalid, the
+    pairs: the links between pairs of nodes, from `Mailbox.pairs`. If they are invalid, the
         current order is kept.
     nodes: the indices of the machines, in the current order.
     """
     try:
-        sweeps = _Pairs.model_validate(reported).sweeps(nodes)
+        sweeps = _Pairs.model_validate(pairs).sweeps(nodes)
     except ValueError:  # includes pydantic's ValidationError
         return (), f"unchanged: the links that node {nodes[0]} reported are invalid"
-    chosen, reason = choose(sweeps, traffic(items, len(nodes)))
-    order = list(chosen)
+    places, reason = choose(sweeps, traffic(items, len(nodes)))
+    order = list(places)
     if not any(item.strategy in COMBINED for item in items):
         # A ring may begin at any machine. Keep the first node first: it runs parameter servers.
         order = [*order[order.index(0) :], *order[: order.index(0)]]
@@ -109,9 +109,9 @@ def traffic(items: Sequence[Item], machines: int) -> tuple[Round, ...]:
     Runs on fewer than LEAST_ORDERED machines are left out.
     """
     pairs = machines & (machines - 1) == 0
-    found: tuple[Round, ...] = ()
+    all_rounds: tuple[Round, ...] = ()
     for item in items:
         if len(item.nodes) >= LEAST_ORDERED:
             rounds = halvings if item.strategy in COMBINED and pairs else ring
-            found += rounds(machines, _MESSAGE_BYTES)
-    return found
+            all_rounds += rounds(machines, _MESSAGE_BYTES)
+    return all_rounds

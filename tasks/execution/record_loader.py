@@ -213,28 +213,30 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
     run_setups = read_object(mailbox / "controller" / "envelopes.json") or {}
     read = map(read_object, sorted(mailbox.glob("controller/rows/*.json")))
     rows = [row for row in read if row] + _rows_of_end(lease, run_setups, provider)
-    records, refused = list[Row](), dict[Path, str]()
+    records, problems = list[Row](), dict[Path, str]()
     for file in sorted(mailbox.glob("node-*/records/*.json")):
         try:
             records.append(_record(file, lease.lease_id, run_setups))
         except ValueError as error:
-            refused[file] = str(error)
+            problems[file] = str(error)
             if setup := run_setups.get(file.stem):
                 reason = f"its record could not be read: {error}"
                 rows.append(run_row(lease.lease_id, file.stem, setup, "failed", reason))
     records.sort(key=lambda body: body["status"] != "measured")
-    found: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
+    rows_by_run: dict[str, Row] = {}  # by run id: a measurement wins over a failure of the same run
     for body in [*records, *rows]:
-        found.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
+        rows_by_run.setdefault(body["run_id"], {"ended_unix": now.timestamp()} | body)
     # the refresh that loads a launch may differ from the refresh that made it
     refresh_id = refresh_of(lease.lease_id)
     columns = {name: getattr(lease, name) for name in _LEASE_COLUMNS} | {"provider": provider}
     with workspace.warehouse.transact() as connection:
-        new = append_records(connection, list(found.values()), refresh_id=refresh_id, loaded_at=now)
+        new = append_records(
+            connection, list(rows_by_run.values()), refresh_id=refresh_id, loaded_at=now
+        )
         if lease.outcome != "refused":
             append(connection, "raw_leases", [columns], refresh_id=refresh_id)
         append(connection, "raw_machines", machine_rows(lease, provider), refresh_id=refresh_id)
-    rejected = workspace.home / "rejected" / lease.lease_id
+    folder = workspace.home / "rejected" / lease.lease_id
     notes = sorted(
         {
             f"{record['setup']['workload']}: {record['reason'][:_MAX_MESSAGE]}"
@@ -242,10 +244,10 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
             if record["reason"] and record["status"] == "measured"
         }
     )
-    for file, reason in refused.items():
-        target = rejected / f"{file.parents[1].name}-{file.name}"
+    for file, reason in problems.items():
+        target = folder / f"{file.parents[1].name}-{file.name}"
         # An error is not caught, so that the caller does not delete the mailbox with the record.
-        rejected.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         shutil.move(file, target)
         notes.append(f"record {file.stem} was not loaded: {reason}. It was moved to {target}")
     for file in sorted(mailbox.glob("node-*/refused.json")):
@@ -253,7 +255,7 @@ def load_lease(workspace: Workspace, lease: Lease, now: datetime) -> Collected:
         notes.append(f"{file.parent.name} did not upload all files: {reason}")
     return Collected(
         new=new,
-        by_status=Counter(body["status"] for body in found.values()),
+        by_status=Counter(body["status"] for body in rows_by_run.values()),
         usd=lease.usd or 0.0,
         notes=notes,
         lacking={
@@ -270,9 +272,9 @@ def _rows_of_end(lease: Lease, run_setups: RunSetups, provider: str) -> list[Row
     Each refused request gets a row. If `srift reap` ended the launch, the first planned run without
     a record also gets a row, with the status "interrupted".
     """
-    recorded = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
-    planned = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
-    left = [item["run_id"] for item in planned if item["run_id"] in run_setups.keys() - recorded]
+    recorded_ids = {file.stem for file in lease.mailbox.glob("node-*/records/*.json")}
+    items = (read_object(lease.mailbox / "plan.json") or {}).get("items", ())
+    left = [item["run_id"] for item in items if item["run_id"] in run_setups.keys() - recorded_ids]
     about = run_setups or {"": {"provider": provider, "market": lease.market}}
     rows = [
         launch_row(lease.lease_id, lease.cluster, about, "refused", reason, number)
@@ -309,5 +311,5 @@ def _record(file: Path, lease_id: str, run_setups: RunSetups) -> Row:
         [device.name for device in record.devices],
     )
     # the lease id comes from the mailbox, because a machine may write a wrong lease id
-    added = {"setup": setup, "lease_id": lease_id, "wrong_device": wrong or None}
-    return record.model_dump() | added
+    columns = {"setup": setup, "lease_id": lease_id, "wrong_device": wrong or None}
+    return record.model_dump() | columns

@@ -55,8 +55,8 @@ def serve(
         watch: a callback that receives the progress of the job, see `job.Watch`.
         clock: None means the real clock.
     """
-    served = Served(lease_id=job.lease_id)
-    laps = Stopwatch(served.seconds, clock or Clock())
+    result = Served(lease_id=job.lease_id)
+    laps = Stopwatch(result.seconds, clock or Clock())
     try:
         with provider.acquire(
             job.cluster,
@@ -65,8 +65,8 @@ def serve(
             seed=job.seed,
             max_usd_per_hour=job.max_usd_per_hour,
         ) as running:
-            served.mailbox = running.mailbox
-            session = Session(running, job, served, stop_at=stop_at, watch=watch, laps=laps)
+            result.mailbox = running.mailbox
+            session = Session(running, job, result, stop_at=stop_at, watch=watch, laps=laps)
             try:
                 session.serve()
             except BaseException as error:
@@ -76,17 +76,17 @@ def serve(
             finally:
                 session.finish()
     except NoCapacity as error:
-        served.unavailable = True
-        not_served(served, job, "refused", str(error))
+        result.unavailable = True
+        not_served(result, job, "refused", str(error))
     except ProviderError as error:
-        not_served(served, job, "failed", str(error))
+        not_served(result, job, "failed", str(error))
     except OSError as error:
         why = f"{error}: free some disk space, and run `srift reap` in case machines remain"
-        not_served(served, job, "failed", why)
+        not_served(result, job, "failed", why)
     finally:
-        write_rows(served)  # again, because deleted scratch files may have made room on a full disk
+        write_rows(result)  # again, because deleted scratch files may have made room on a full disk
     laps.lap("release hosts")
-    return served
+    return result
 
 
 class Session:
@@ -104,18 +104,18 @@ class Session:
         self,
         running: RunningCluster,
         job: Job,
-        served: Served,
+        result: Served,
         *,
         stop_at: float,
         watch: Watch,
         laps: Stopwatch,
     ) -> None:
-        self.running, self.job, self.served = running, job, served
+        self.running, self.job, self.served = running, job, result
         self.watch, self.clock, self.laps = watch, laps.clock, laps
-        planned, price = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
-        if planned and price and price > planned:  # twice the price halves the remaining time
+        quote, price = job.cluster.total_usd_per_hour, running.cluster.total_usd_per_hour
+        if quote and price and price > quote:  # twice the price halves the remaining time
             now = self.clock.monotonic()
-            stop_at = now + (stop_at - now) * planned / price
+            stop_at = now + (stop_at - now) * quote / price
         self.mailbox = Mailbox(path=running.mailbox, nodes=len(job.cluster.members))
         self.machines = Machines(running, self.mailbox, stop_at, self.clock, job.fetched)
         self.log = MachineLog(self.mailbox, running.cluster)
@@ -147,28 +147,28 @@ class Session:
         while self.remaining:
             if self.attempt is not None:
                 self.running.unsettle()
-            ended = self._wait_for_machines() or self._run_attempt()
+            end = self._wait_for_machines() or self._run_attempt()
             self.remaining = self._without(self.mailbox.recorded())
-            if ended.how == "time" or (ended.how == "lost" and not ended.nodes):
-                self.lose(ended)
+            if end.how == "time" or (end.how == "lost" and not end.nodes):
+                self.lose(end)
                 return
-            if ended.how == "lost":
-                losses.append(self.handle_loss(ended))
-                ended = AttemptEnd(how="lost")
-            elif ended.how == "failed":
-                self._handle_fault(ended)
-            self.served.outcome = "; ".join([str(ended), *losses])
+            if end.how == "lost":
+                losses.append(self.handle_loss(end))
+                end = AttemptEnd(how="lost")
+            elif end.how == "failed":
+                self._handle_fault(end)
+            self.served.outcome = "; ".join([str(end), *losses])
 
-    def lose(self, ended: AttemptEnd) -> None:
+    def lose(self, end: AttemptEnd) -> None:
         """Store in `served` that the launch ended early, and why.
 
         Unless time is up, a row about the current run is added to `served.rows`. If no run is being
         measured, the row is about the launch.
         """
-        self.served.outcome = str(ended)
-        if ended.how != "time":
+        self.served.outcome = str(end)
+        if end.how != "time":
             under_way = self.attempt.under_way() if self.attempt is not None else ""
-            self._add_row(replace(ended, culprit=ended.culprit or under_way))
+            self._add_row(replace(end, culprit=end.culprit or under_way))
 
     def finish(self) -> None:
         """Tell the agents on the machines to exit, and store the results in `served`."""
@@ -187,7 +187,7 @@ class Session:
             checkpoints = str(self.running.checkpoints / items[0].run_id)
         names = {item.workload for item in items}
         workloads = [spec for spec, _ in self.job.files if spec.name in names]
-        compiled = any(Mode(switches=item.switches).compiled for item in items)
+        compiles = any(Mode(switches=item.switches).compiled for item in items)
         installs = any(spec.requirements and not spec.environment for spec in workloads)
         plan = Plan(
             lease_id=self.job.lease_id,
@@ -196,7 +196,7 @@ class Session:
             expected=list(self.job.expected),
             workloads=workloads,
             items=list(items),
-            timeout_s=Plan.timeout_s + COMPILE_S * compiled,
+            timeout_s=Plan.timeout_s + COMPILE_S * compiles,
             prepare_s=INSTALL_S * installs,
             join_s=max(60.0, self.running.ready_within_s / 2),
             # only the first attempt repeats disturbed measurements
@@ -208,8 +208,8 @@ class Session:
         self.mailbox.put_plan(plan)
         return plan
 
-    def handle_loss(self, ended: AttemptEnd) -> str:
-        """Replace the lost machines (`ended.nodes`) if remaining runs need them.
+    def handle_loss(self, end: AttemptEnd) -> str:
+        """Replace the lost machines (`end.nodes`) if remaining runs need them.
 
         Adds a row for the loss to `served.rows`. Removes from `remaining` the runs that can no
         longer be measured. Requests no machine after MOST_REPLACEMENTS replacements, or if too
@@ -218,48 +218,48 @@ class Session:
         Returns the reason of the loss. If no remaining run can be measured, the result also says
         why there is no replacement.
         """
-        lost = frozenset(ended.nodes)
-        self._forget(lost)
+        nodes = frozenset(end.nodes)
+        self._forget(nodes)
         self.remaining = self._without(self.mailbox.recorded())
-        needing = [item for item in self.remaining if not lost.isdisjoint(item.needs)]
-        shortest_s = min((item.most_s for item in needing), default=0.0) + _OVERHEAD_S
+        affected_items = [item for item in self.remaining if not nodes.isdisjoint(item.needs)]
+        shortest_s = min((item.most_s for item in affected_items), default=0.0) + _OVERHEAD_S
         why = ""
         if self.replaced >= MOST_REPLACEMENTS:
             why = f"{MOST_REPLACEMENTS} machines were replaced already"
         elif self.clock.monotonic() + self.start_up_s + shortest_s > self.machines.stop_at:
             why = "too little time or money is left to start another machine"
-        for node in sorted(lost & {node for item in needing for node in item.needs}):
+        for node in sorted(nodes & {node for item in affected_items for node in item.needs}):
             why = why or self._replace(node)
         possible = self._possible(self.remaining)
         if self.remaining and not possible:
-            why = f"{ended.reason}; all remaining runs need the machine, and {why}"
-            ended = replace(ended, reason=why)
-        if ended.culprit in {item.run_id for item in possible}:
-            ended = replace(ended, culprit="")  # the run is measured in the next attempt
+            why = f"{end.reason}; all remaining runs need the machine, and {why}"
+            end = replace(end, reason=why)
+        if end.culprit in {item.run_id for item in possible}:
+            end = replace(end, culprit="")  # the run is measured in the next attempt
         self.remaining = possible
-        self._add_row(ended)
-        return ended.reason
+        self._add_row(end)
+        return end.reason
 
-    def lose_meanwhile(self, run_id: str, ended: AttemptEnd) -> None:
+    def lose_meanwhile(self, run_id: str, end: AttemptEnd) -> None:
         """Store a loss of machines in the setup of the elastic run `run_id`. Request replacements.
 
         An elastic run measures the cost of losing a machine. The loss does not end the run:
         replacements can join it later. After _MOST_ELASTIC replacements, no more are requested.
         """
         now_unix = self.running.now_unix()
-        losses = [{"node": node, "lost_unix": now_unix} for node in ended.nodes]
+        losses = [{"node": node, "lost_unix": now_unix} for node in end.nodes]
         self.run_setups[run_id].setdefault("losses", []).extend(losses)
         self.mailbox.put_setups(self.run_setups)
-        self._forget(frozenset(ended.nodes))
-        for node in ended.nodes if self.replaced < _MOST_ELASTIC else ():
+        self._forget(frozenset(end.nodes))
+        for node in end.nodes if self.replaced < _MOST_ELASTIC else ():
             self._replace(node)
 
-    def _handle_fault(self, ended: AttemptEnd) -> None:
+    def _handle_fault(self, end: AttemptEnd) -> None:
         """Remove from `remaining` the failed run, and runs that can no longer be measured.
 
         These runs can no longer be measured:
 
-        - Runs that need a machine in `ended.nodes` (the machines without the expected devices).
+        - Runs that need a machine in `end.nodes` (the machines without the expected devices).
         - Runs with a `_process_key` for which MOST_ATTEMPTS attempts have failed.
 
         If the failed run has no record, a row for this run is added to `served.rows`. If the failed
@@ -272,19 +272,19 @@ class Session:
         self.faults[key] += 1
         last = self.faults[key] == MOST_ATTEMPTS
         if last and first.kind == ELASTIC:
-            ended = replace(ended, culprit=first.run_id)
-        if ended.culprit not in self.mailbox.recorded() and (ended.culprit or last):
-            self._add_row(ended)
-        self.machines.gone.update(ended.nodes)  # machines without the devices they were bought with
-        self.served.unavailable |= bool(ended.nodes)
-        self.remaining = self._possible(self._without({ended.culprit}))
+            end = replace(end, culprit=first.run_id)
+        if end.culprit not in self.mailbox.recorded() and (end.culprit or last):
+            self._add_row(end)
+        self.machines.gone.update(end.nodes)  # machines without the devices they were bought with
+        self.served.unavailable |= bool(end.nodes)
+        self.remaining = self._possible(self._without({end.culprit}))
         if last:
             self.remaining = [item for item in self.remaining if self._process_key(item) != key]
 
-    def _forget(self, lost: frozenset[int]) -> None:
-        """Stop waiting for the machines in `lost`, and log when they were lost."""
-        self.machines.drop(lost)
-        for node in lost:
+    def _forget(self, nodes: frozenset[int]) -> None:
+        """Stop waiting for the machines in `nodes`, and log when they were lost."""
+        self.machines.drop(nodes)
+        for node in nodes:
             state = self.machines.states[node]
             interrupted = state.interrupted or state.leaving_s is not None
             self.log.lost(node, self.laps.passed_s, interrupted=interrupted)
@@ -299,11 +299,11 @@ class Session:
             return None
         if self.attempt is not None:
             self.plan([])  # so that a new machine does not join the previous attempt
-        ended = self.machines.wait_for_all()
+        end = self.machines.wait_for_all()
         self.laps.lap("start hosts")
         if self.attempt is None:
             self.start_up_s = self.laps.passed_s
-        return ended
+        return end
 
     def _run_attempt(self) -> AttemptEnd:
         """Run one attempt with the runs that can be measured now, and return how it ended."""
@@ -314,13 +314,13 @@ class Session:
         plan = self.plan([item for item in items if self._process_key(item) == key])
         self.attempt = _Attempt(self, plan)
         try:
-            ended = self.attempt.run()
+            end = self.attempt.run()
         finally:
             self.laps.lap("measure" if self.attempt.is_measuring else "launch torchrun")
-        if ended.how == "lost" and not ended.culprit:
-            ended = replace(ended, culprit=self.attempt.under_way())
+        if end.how == "lost" and not end.culprit:
+            end = replace(end, culprit=self.attempt.under_way())
         self.attempt.is_measuring = False
-        return ended
+        return end
 
     def _process_key(self, item: Item) -> tuple[Any, ...]:
         """Return a key. One execution of torchrun can measure all runs with the same key."""
@@ -365,13 +365,13 @@ class Session:
             self.run_setups[item.run_id].update(placement(members) | image)
         self.mailbox.put_setups(self.run_setups)
 
-    def _add_row(self, ended: AttemptEnd) -> None:
-        """Add a row to `served.rows` that says how the run `ended.culprit` ended.
+    def _add_row(self, end: AttemptEnd) -> None:
+        """Add a row to `served.rows` that says how the run `end.culprit` ended.
 
-        If `ended` names no run, or if the run already has a record, the row describes the launch.
+        If `end` names no run, or if the run already has a record, the row describes the launch.
         """
-        lease_id, run_id = self.job.lease_id, ended.culprit
-        why = ("interrupted" if ended.interrupted else "failed", ended.reason)
+        lease_id, run_id = self.job.lease_id, end.culprit
+        why = ("interrupted" if end.interrupted else "failed", end.reason)
         if run_id and run_id not in self.mailbox.recorded():
             row = run_row(lease_id, run_id, self.run_setups[run_id], *why)
         else:
@@ -403,14 +403,14 @@ class _Attempt:
         If no machine reports a current run, the first run without a record counts as current. If
         every run has a record, the result is "".
         """
-        reported = self.mailbox.under_way(self.plan.attempt)
-        found = [item for item in self.items if item.run_id in reported][-1:] or self._unrecorded()
-        return found[0].run_id if found and self.is_measuring else ""
+        run_ids = self.mailbox.under_way(self.plan.attempt)
+        current = [item for item in self.items if item.run_id in run_ids][-1:] or self._unrecorded()
+        return current[0].run_id if current and self.is_measuring else ""
 
     def _unrecorded(self) -> list[Item]:
         """Return the runs of this attempt that have no record yet, in the order of `items`."""
-        recorded = self.mailbox.recorded()
-        return [item for item in self.items if item.run_id not in recorded]
+        run_ids = self.mailbox.recorded()
+        return [item for item in self.items if item.run_id not in run_ids]
 
     def run(self) -> AttemptEnd:
         """Poll the machines and their files until this attempt ends. Return how it ended."""
@@ -421,29 +421,31 @@ class _Attempt:
             here = {node for node in self.nodes if node not in self.machines.gone}
             if ended := self._loss(missing) or self.machines.out_of_time():
                 return ended
-            armed, now = self.mailbox.armed(self.plan.attempt), self.clock.monotonic()
-            if not self.is_measuring and armed >= here:
+            armed_nodes, now = self.mailbox.armed(self.plan.attempt), self.clock.monotonic()
+            if not self.is_measuring and armed_nodes >= here:
                 self._go()
-            finished = self.mailbox.finished(self.plan.attempt)
+            reports = self.mailbox.finished(self.plan.attempt)
             # in an elastic run, torchrun's result counts only on the host of the rendezvous store
             if self.elastic and self.is_measuring:
                 here = {self.plan.host}
-                finished = [end for end in finished if end["node"] in here]
-            if any(end.get("exit_code") != 0 for end in finished):
+                reports = [report for report in reports if report["node"] in here]
+            if any(report.get("exit_code") != 0 for report in reports):
                 failed_at = min(failed_at, now)
-            lost_peers = all_lost_a_peer(finished)
+            lost_peers = all_lost_a_peer(reports)
             patience_s = LOSS_KNOWN_WITHIN_S if lost_peers else PEERS_REPORT_WITHIN_S
-            if len(finished) >= len(here) or now > failed_at + patience_s:
-                planned = [item.run_id for item in self.items if self.is_measuring]
+            if len(reports) >= len(here) or now > failed_at + patience_s:
+                run_ids = [item.run_id for item in self.items if self.is_measuring]
                 first = missing[0].run_id if self.is_measuring else ""
-                ended = blame(finished, first, planned)
+                ended = blame(reports, first, run_ids)
                 # A node that is lost during the rendezvous may end torchrun. The elastic run is not
                 # at fault, and the next attempt resumes it.
                 return replace(ended, culprit="") if self.elastic and lost_peers else ended
             if not self.is_measuring and now > arm_by:
-                return nodes_lost(here - armed, f"did not start torchrun within {within_s:.0f} s")
+                return nodes_lost(
+                    here - armed_nodes, f"did not start torchrun within {within_s:.0f} s"
+                )
             if self.is_measuring:
-                self._follow(missing[0].run_id, armed)
+                self._follow(missing[0].run_id, armed_nodes)
             self.clock.sleep(POLL_S)
         return AttemptEnd(how="finished")
 
@@ -462,13 +464,13 @@ class _Attempt:
         lose_after_s = session.job.lose_after_s.get(self.items[0].run_id, math.inf)
         self.lose_at = self.clock.monotonic() + lose_after_s
 
-    def _follow(self, run_id: str, armed: set[int]) -> None:
+    def _follow(self, run_id: str, armed_nodes: set[int]) -> None:
         """Report the current run to the user, and stop a machine if an elastic run requires it.
 
         An elastic run measures the cost of losing a machine. The machine with the highest rank is
         stopped at the planned time.
 
-        armed: the nodes whose workers have joined the process group.
+        armed_nodes: the nodes whose workers have joined the process group.
         """
         session = self.session
         session.watch(run_id, len(self.mailbox.recorded()), self.running.usd_so_far())
@@ -478,9 +480,9 @@ class _Attempt:
             self.lose_at = math.inf
             self.running.revoke(self.nodes[-1])
         self.machines.all_here()
-        if not armed <= self.armed:  # a replacement has joined the run
+        if not armed_nodes <= self.armed:  # a replacement has joined the run
             self.running.settle()  # applies its CPU share
-        self.armed = armed
+        self.armed = armed_nodes
 
     def _loss(self, missing: Sequence[Item]) -> AttemptEnd | None:
         """Handle lost machines and interruption notices.
@@ -489,15 +491,15 @@ class _Attempt:
 
         missing: the attempt's runs that have no record yet, the current run first.
         """
-        session, lost = self.session, self.machines.lost()
-        if lost is not None:
-            needed = {self.plan.host, *(node for item in missing for node in item.needs)}
-            if not (lost.nodes and self.is_measuring) or not needed.isdisjoint(lost.nodes):
-                return lost
+        session, loss = self.session, self.machines.lost()
+        if loss is not None:
+            needed_nodes = {self.plan.host, *(node for item in missing for node in item.needs)}
+            if not (loss.nodes and self.is_measuring) or not needed_nodes.isdisjoint(loss.nodes):
+                return loss
             if self.elastic:
-                session.lose_meanwhile(missing[0].run_id, lost)
+                session.lose_meanwhile(missing[0].run_id, loss)
             else:
-                session.handle_loss(lost)
+                session.handle_loss(loss)
         now, run = self.clock.monotonic(), missing[0]
         if run.run_id != self._at:
             self._at, self._since = run.run_id, now
@@ -524,17 +526,17 @@ def _lost_by(error: BaseException, mailbox: Path) -> AttemptEnd:
     return AttemptEnd(how="lost", reason=reason, interrupted=stopped)
 
 
-def not_served(served: Served, job: Job, status: str, why: str) -> Served:
-    """Set the outcome of a launch that got no machines, add a row for it, and return `served`.
+def not_served(result: Served, job: Job, status: str, why: str) -> Served:
+    """Set the outcome of a launch that got no machines, add a row for it, and return `result`.
 
     status: "refused" or "failed".
     """
-    served.outcome = f"{status}: {why}"
-    served.rows.append(_launch_row(served, job, job.run_setups, status, why))
-    return served
+    result.outcome = f"{status}: {why}"
+    result.rows.append(_launch_row(result, job, job.run_setups, status, why))
+    return result
 
 
-def _launch_row(served: Served, job: Job, run_setups: RunSetups, status: str, why: str) -> Row:
-    """Return a row about the launch. The row's id differs from all ids in `served.rows`."""
-    number = sum(row["kind"] == "launch" for row in served.rows)
+def _launch_row(result: Served, job: Job, run_setups: RunSetups, status: str, why: str) -> Row:
+    """Return a row about the launch. The row's id differs from all ids in `result.rows`."""
+    number = sum(row["kind"] == "launch" for row in result.rows)
     return launch_row(job.lease_id, job.cluster.name, run_setups, status, why, number)

@@ -57,8 +57,8 @@ def experience_of(workspace: Workspace) -> Experience:
     computer.
     """
     warehouse, provider = workspace.warehouse, workspace.provider.name
-    seen, market = reads.launch_events(warehouse, provider), workspace.settings.campaign.market
-    launches, windows = seen["starts"], seen["spot_days"]
+    history, market = reads.launch_events(warehouse, provider), workspace.settings.campaign.market
+    launches, windows = history["starts"], history["spot_days"]
     local = not workspace.spends_money
     startup = _startup(launches, local)
     costs = Costs() if local else EC2_COSTS
@@ -66,9 +66,9 @@ def experience_of(workspace: Workspace) -> Experience:
         costs = replace(costs, launch_s=float(np.exp(startup.groups[market][0])))
     conditions = JobConditions(
         startup=startup,
-        checkpoints=fit_checkpoints(seen["checkpoints"]),
-        compiled=fit_compilation(seen["compilations"]),
-        restarts=fit_restarts(seen["restarts"]),
+        checkpoints=fit_checkpoints(history["checkpoints"]),
+        compiled=fit_compilation(history["compilations"]),
+        restarts=fit_restarts(history["restarts"]),
     )
     interruptions = {}
     if not local:
@@ -77,14 +77,14 @@ def experience_of(workspace: Workspace) -> Experience:
             hazard=fit_hazard(
                 windows,
                 advised=reads.advised_rates(warehouse, provider),
-                together=seen["lost_together"],
+                together=history["lost_together"],
             ),
-            availability=fit_availability(seen["requests"]),
+            availability=fit_availability(history["requests"]),
         )
-        observed = windows.groupby("instance_type")[["hours", "interruptions"]].sum()
+        totals = windows.groupby("instance_type")[["hours", "interruptions"]].sum()
         interruptions = {
             name: f"interruptions in {hours:.3g} machine-hours of own launches: {count}"
-            for name, hours, count in observed.itertuples()
+            for name, hours, count in totals.itertuples()
         }
     return Experience(
         conditions=conditions,
@@ -104,11 +104,11 @@ def _startup(launches: pd.DataFrame, local: bool) -> LogSeconds:
     if not local:
         return fit_startup(launches, EC2_STARTUP_S)
     first, *_ = LOCAL_STARTUP_S
-    found = fit_startup(launches.assign(market=first), LOCAL_STARTUP_S, LOCAL_SLOPE)
+    fit = fit_startup(launches.assign(market=first), LOCAL_STARTUP_S, LOCAL_SLOPE)
     members = {
-        (market, name): known
-        for (_, name), known in found.members.items()
+        (market, name): estimate
+        for (_, name), estimate in fit.members.items()
         for market in LOCAL_STARTUP_S
     }
-    groups = dict.fromkeys(LOCAL_STARTUP_S, found.groups[first])
-    return replace(found, members=members, groups=groups)
+    groups = dict.fromkeys(LOCAL_STARTUP_S, fit.groups[first])
+    return replace(fit, members=members, groups=groups)

@@ -46,9 +46,9 @@ def note_definitions(workspace: Workspace, now: datetime) -> None:
     except ProviderError:
         # Stored definitions stay. A packaged definition could have another digest, and then earlier
         # measurements of the type would no longer count.
-        noted = set(workspace.mart("instance_types")["name"])
-        packaged = {offer.instance_type for offer in workspace.provider.packaged_offers()}
-        types = [kind for kind in packaged if kind.name not in noted]
+        known_names = set(workspace.mart("instance_types")["name"])
+        packaged_types = {offer.instance_type for offer in workspace.provider.packaged_offers()}
+        types = [kind for kind in packaged_types if kind.name not in known_names]
     workloads = [
         {"workload": workload.name, "digest": workload.digest, "samples": workload.samples}
         | {name: getattr(workload, name) for name in _FACTS if name != "checkpoint_bytes"}
@@ -121,15 +121,15 @@ def filter_offers(offers: Sequence[Offer], filters: Filters) -> list[Offer]:
     if not offers:
         return []
     frame = pd.DataFrame([_row(offer) for offer in offers])
-    passed = pd.Series(True, index=frame.index)
+    mask = pd.Series(True, index=frame.index)
     for column, text in filters:
         values = frame[column].astype(str).str.lower()
         exact = values == text.lower()
-        passed &= exact if exact.any() else values.str.contains(text.lower(), regex=False)
-    if not passed.any():
-        wanted = " and ".join(f"{column} {text!r}" for column, text in filters)
-        raise ProviderError(f"none of {len(offers)} offers has {wanted}: see `srift offers`")
-    return [offer for offer, good in zip(offers, passed, strict=True) if good]
+        mask &= exact if exact.any() else values.str.contains(text.lower(), regex=False)
+    if not mask.any():
+        conditions = " and ".join(f"{column} {text!r}" for column, text in filters)
+        raise ProviderError(f"none of {len(offers)} offers has {conditions}: see `srift offers`")
+    return [offer for offer, good in zip(offers, mask, strict=True) if good]
 
 
 def list_offers(workspace: Workspace, filters: Filters) -> list[dict[str, Any]]:
@@ -190,12 +190,12 @@ def current_offers(workspace: Workspace) -> list[Offer]:
     params = {"provider": workspace.provider.name}
     with workspace.warehouse.read() as connection:
         rows = rows_of_query(connection, query.format("offers"), params)
-        described = rows_of_query(connection, query.format("instance_types"), params)
+        type_rows = rows_of_query(connection, query.format("instance_types"), params)
     types = {
         row["name"]: InstanceType(**{name: row[name] for name in InstanceType.__dataclass_fields__})
-        for row in described
+        for row in type_rows
     }
-    found = [
+    offers = [
         Offer(
             instance_type=types[row["instance_type"]],
             **{column: row[column] for column in _OF_OFFER},
@@ -207,7 +207,7 @@ def current_offers(workspace: Workspace) -> list[Offer]:
         for row in rows
         if row["instance_type"] in types
     ]
-    return workspace.provider.billed(found)
+    return workspace.provider.billed(offers)
 
 
 def _packaged_offers(workspace: Workspace) -> list[Offer]:
@@ -222,20 +222,20 @@ def _newest(offers: Sequence[Offer]) -> datetime:
     return max(offer.price_as_of for offer in offers)
 
 
-def with_facts(workload: Workload, known: pd.DataFrame) -> Workload:
+def with_facts(workload: Workload, facts: pd.DataFrame) -> Workload:
     """Return `workload` with measured or imported facts added, such as its parameter count.
 
     Facts that the workload already has are not replaced.
 
-    known: rows of the mart `workloads`, with the facts. Rows with another digest describe other
+    facts: rows of the mart `workloads`, with the facts. Rows with another digest describe other
         versions of the workload, and are ignored.
     """
-    for row in rows_of(known):
+    for row in rows_of(facts):
         if (row["workload"], row["digest"]) == (workload.name, workload.digest):
-            given = {
+            new_facts = {
                 name: kind(row[name])
                 for name, kind in _FACTS.items()
                 if pd.notna(row.get(name)) and getattr(workload, name) is None
             }
-            return replace(workload, **given)
+            return replace(workload, **new_facts)
     return workload

@@ -45,8 +45,8 @@ def note_drift(
     champion: the model in use. If None, nothing is tested, and the sentences report the last tests.
     """
     if champion is not None:
-        known = rows_of(workspace.mart("drift", drifting=True))
-        before = {(row["instance_type"], row["zone"]): row["since"] for row in known}
+        drift_rows = rows_of(workspace.mart("drift", drifting=True))
+        before = {(row["instance_type"], row["zone"]): row["since"] for row in drift_rows}
         recent = drift.recent(champion.model, at_nominal_speed(TrainingData(**frames)))
         _store(workspace, "raw_drift", drift.judge(recent, before), champion, refresh_id, now)
     return [drift_sentence(row) for row in rows_of(workspace.mart("drift", drifting=True))]
@@ -94,10 +94,10 @@ def note_alarms(
     runs = _unseen(workspace.mart("run_details")[::-1], champion.model)
     if not len(runs):
         return cautions
-    predicted = champion.model.predict(runs.drop(columns=_OUTCOMES))
+    predictions = champion.model.predict(runs.drop(columns=_OUTCOMES))
     shares = workspace.mart("input_shares")
     share: dict[Any, float] = shares.set_index(["workload", "instance_type"])["share"].to_dict()
-    rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predicted, share)
+    rows = slow_runs.alarms(runs.assign(slowness=slowness(runs)), predictions, share)
     _store(workspace, "raw_alarms", rows, champion, refresh_id, now)
     return alarm_sentences(rows) + cautions
 
@@ -119,10 +119,12 @@ def alarm_sentences(alarms: Sequence[Row]) -> list[str]:
 
 def _unseen(runs: pd.DataFrame, model: StepTimeModel) -> pd.DataFrame:
     """Return the runs that `model` can predict, without the runs to which it was fitted."""
-    known = set(model.workloads) - model.guessed
-    met = runs["cluster"].map(lambda cluster: model.measured_types.issuperset(types_of(cluster)))
-    unseen = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(known)
-    return runs[unseen & met.astype(bool)].reset_index(drop=True)
+    workloads = set(model.workloads) - model.guessed
+    has_known_types = runs["cluster"].map(
+        lambda cluster: model.measured_types.issuperset(types_of(cluster))
+    )
+    is_new = ~runs["run_id"].isin(model.trained_on) & runs["workload"].isin(workloads)
+    return runs[is_new & has_known_types.astype(bool)].reset_index(drop=True)
 
 
 def judge_promises(
@@ -135,7 +137,7 @@ def judge_promises(
     frames: the data to which models are fitted, as {name: frame}.
     """
     types = frames["instance_types"]
-    judged = regret_ledger.judge(
+    rows = regret_ledger.judge(
         workspace.mart("promises"),
         frames["runs"],
         frames["workloads"],
@@ -144,7 +146,7 @@ def judge_promises(
         overshoot_price=workspace.settings.choice.overshoot_price,
     )
     with workspace.warehouse.transact() as connection:
-        return append(connection, "raw_ledger", judged, refresh_id=refresh_id, judged_at=now)
+        return append(connection, "raw_ledger", rows, refresh_id=refresh_id, judged_at=now)
 
 
 def ledger_sentence(summary: Row) -> str:
@@ -154,10 +156,10 @@ def ledger_sentence(summary: Row) -> str:
     """
     if not summary:
         return ""
-    mean, compared = "", summary["compared"]
-    if compared:
+    mean, count = "", summary["compared"]
+    if count:
         regret = summary["mean_regret"]
-        mean = f"; mean regret {regret:.1%} over {compared} choices with measured rivals"
+        mean = f"; mean regret {regret:.1%} over {count} choices with measured rivals"
     return (
         f"ledger: {summary['measured']} published choices were measured later,"
         f" {summary['within']:.0%} within the predicted interval;"

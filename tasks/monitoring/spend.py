@@ -22,13 +22,13 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
         rows: a row per group. `usd` is None if a price is unknown. The cost of a launch is divided
             equally among its runs.
         total: the sum over all groups.
-        held: the leases that have not ended, with their cost until now.
+        leases: the leases that have not ended, with their cost until now.
         unreadable: a sentence for each lease that cannot be read.
     """
     workspace, now = open_workspace(provider), datetime.now(UTC)
     since = datetime.min if days is None else now - timedelta(days=min(days, _MOST_DAYS))
     rows = lease_spend(workspace.warehouse, provider, by, since)
-    held = workspace.provider.leases()
+    leases = workspace.provider.leases()
     return {
         "provider": provider,
         "by": by,
@@ -42,10 +42,10 @@ def spend_of(provider: str, by: str, *, days: int | None = None) -> dict[str, An
                 "usd_at_deadline": lease.usd_until(lease.deadline_at),
                 "deadline_at": lease.deadline_at,
             }
-            for lease in held
+            for lease in leases
             if not lease.problem
         ],
         "unreadable": [
-            f"lease {lease.lease_id}: {lease.problem}" for lease in held if lease.problem
+            f"lease {lease.lease_id}: {lease.problem}" for lease in leases if lease.problem
         ],
     }

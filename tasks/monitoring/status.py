@@ -28,36 +28,38 @@ _AGES = ("published_at", "price_as_of", "newest_measurement_at")
 def status_of(provider: str) -> dict[str, Any]:
     """Return the state of an installation, as `srift status --json` prints it."""
     workspace, now = open_workspace(provider), datetime.now(UTC)
-    held = workspace.provider.leases()
-    published, stale = _table_status(workspace, now)
+    leases = workspace.provider.leases()
+    table, stale = _table_status(workspace, now)
     ledger: dict[str, Any] = {}
     with suppress(WarehouseError):  # `stale` has a sentence about this error
         ledger = ledger_summary(workspace.published, provider)
-    working = at_work(workspace.home)
+    refresh = at_work(workspace.home)
     stale = problems(examine_home(workspace.settings, thorough=False)) + stale
     stale += [
         f"the process that launched lease {lease.lease_id} has died: run `srift reap`"
-        for lease in held
+        for lease in leases
         if not lease.controller_alive
     ]
-    stale += [f"lease {lease.lease_id}: {lease.problem}" for lease in held if lease.problem]
-    ended = workspace.provider.ended()
-    if ended and working is None:
+    stale += [f"lease {lease.lease_id}: {lease.problem}" for lease in leases if lease.problem]
+    ended_leases = workspace.provider.ended()
+    if ended_leases and refresh is None:
         stale.append(
-            f"the records of {len(ended)} ended leases are not loaded yet: run `srift reap`"
+            f"the records of {len(ended_leases)} ended leases are not loaded yet: run `srift reap`"
         )
     for other in sorted(set(PROVIDERS) - {provider}):
-        if leases := provider_of(workspace.settings, other).leases():
-            stale.append(f"{other} has {len(leases)} leases: see `srift status --provider {other}`")
+        if other_leases := provider_of(workspace.settings, other).leases():
+            stale.append(
+                f"{other} has {len(other_leases)} leases: see `srift status --provider {other}`"
+            )
     return {
         "provider": provider,
-        "at_work": working,
+        "at_work": refresh,
         "leases": [
             {name: getattr(lease, name) for name in _OF_LEASES}
             | {"usd_so_far": lease.usd_until(now)}
-            for lease in held
+            for lease in leases
         ],
-        "published": published,
+        "published": table,
         "report_page": str(workspace.report_page) if workspace.report_page.exists() else None,
         "ledger": ledger,
         "ledger_sentence": ledger_sentence(ledger),
@@ -105,8 +107,8 @@ def _published_rows(workspace: Workspace, name: str, **equal: object) -> list[Ro
 
     equal: {column: value that the column must equal}.
     """
-    wanted = {"provider": workspace.provider.name, **equal}
+    conditions = {"provider": workspace.provider.name, **equal}
     try:
-        return rows_of(read_published(workspace.published, name, wanted))
+        return rows_of(read_published(workspace.published, name, conditions))
     except WarehouseError:
         return []

@@ -87,12 +87,12 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
         ProviderError: if no offer passes the question's filters.
     """
     name, shape, workspace = question.workload, question.transformer, open_workspace(provider)
-    stated = workspace.settings.workloads.get(name)
-    shaped = provider == PROVIDER and bool(shape or (stated and stated.transformer))
-    load_public_if_needed(workspace, name, shape=shaped)
+    section = workspace.settings.workloads.get(name)
+    has_shape = provider == PROVIDER and bool(shape or (section and section.transformer))
+    load_public_if_needed(workspace, name, shape=has_shape)
     with single_thread():
         champion = load_champion(workspace.home, provider)
-        if champion is None and (shaped or only_public(workspace, name)):
+        if champion is None and (has_shape or only_public(workspace, name)):
             champion = _fitted_on_public(with_public_workloads(workspace))
         with workspace.warehouse.read():
             workspace = with_public_workloads(workspace)
@@ -117,17 +117,17 @@ def answer(provider: str, question: Question, *, top: int, pilots: int = 0) -> l
             )
         if question.by_gpu:
             return _by_gpu(case)
-        found, named = case.plan(top=top), None
-        first, *others = found.rows[:top]
+        plan, suggestions = case.plan(top=top), None
+        first, *others = plan.rows[:top]
         if pilots:
             buyable = filter_offers(
                 offers, [pair for pair in question.filters if pair[0] != "market"]
             )
-            named = pilots_for(case, found, buyable=buyable, count=pilots)
-            for run in named["runs"]:
+            suggestions = pilots_for(case, plan, buyable=buyable, count=pilots)
+            for run in suggestions["runs"]:
                 del run["planned"]
-            first = measure_first(first, named)
-    first |= {"frontier": found.frontier, "candidates": found.candidates, "pilots": named}
+            first = measure_first(first, suggestions)
+    first |= {"frontier": plan.frontier, "candidates": plan.candidates, "pilots": suggestions}
     return [first, *others]
 
 
@@ -140,8 +140,8 @@ def _by_gpu(case: Case) -> list[Row]:
     rows = []
     for device in sorted(devices_of(case.offers)):
         offers, known = (
-            [offer for offer in sold if offer.instance_type.device == device]
-            for sold in (case.offers, case.known)
+            [offer for offer in group if offer.instance_type.device == device]
+            for group in (case.offers, case.known)
         )
         (row,) = replace(case, offers=offers, known=known).plan(top=1).rows
         rows.append(row | {"device": device, "reason": f"{device}: {row['reason']}"})
@@ -175,32 +175,35 @@ def _workload(workspace: Workspace, question: Question, facts: pd.DataFrame) -> 
     """
     name, settings = question.workload, workspace.settings
     if question.transformer:
-        known = _transformer(name, question.transformer)
+        workload = _transformer(name, question.transformer)
     elif name in settings.workloads:
-        known = settings.workload(name)
+        workload = settings.workload(name)
     else:
-        imported = facts.loc[facts["digest"] == IMPORTED, "samples"].fillna(0)
-        if imported.empty:
+        imported_samples = facts.loc[facts["digest"] == IMPORTED, "samples"].fillna(0)
+        if imported_samples.empty:
             raise unknown(workspace, name)
-        known = replace(_UNKNOWN, name=name, samples=int(imported.iloc[0]))
-    known = with_facts(known, facts)
-    samples, batch = question.samples or known.samples, question.batch or known.global_batch_least
+        workload = replace(_UNKNOWN, name=name, samples=int(imported_samples.iloc[0]))
+    workload = with_facts(workload, facts)
+    samples, batch = (
+        question.samples or workload.samples,
+        question.batch or workload.global_batch_least,
+    )
     if question.tokens:
-        if known.sequence is None:
+        if workload.sequence is None:
             raise SettingsError(
                 f"{name!r} has no known sequence length: give --samples, not --tokens"
             )
-        samples = math.ceil(question.tokens / known.sequence)
+        samples = math.ceil(question.tokens / workload.sequence)
     if not (batch and samples):
         raise SettingsError(
             f"the samples or the global batch of {name!r} are unknown: add --samples N (or --tokens"
             f" N) and --batch B, or set `samples` and `global_batch` under [workloads.{name}]"
         )
     return replace(
-        known,
+        workload,
         samples=samples,
         global_batch_least=batch,
-        global_batch_most=question.batch or known.global_batch_most,
+        global_batch_most=question.batch or workload.global_batch_most,
         goals=(replace(question.goal, overshoot_price=settings.choice.overshoot_price),),
     )
 

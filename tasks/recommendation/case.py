@@ -104,7 +104,7 @@ class Case:
         workload was measured, the copy keeps only the modes that the model can predict.
         """
         workload, notes = self.workload, []
-        known = comparable(champion, self.offers)
+        known_offers = comparable(champion, self.offers)
         able = with_compressed(champion, workload)
         model: StepTimeModel | None = able
         guessed = not able.met_workload(workload)
@@ -126,9 +126,9 @@ class Case:
                 f"predicted from {ORIGIN}: no run of this workload was measured or imported"
             )
         unmeasured = [str(mode) for mode in self.workload.modes if mode not in workload.modes]
-        devices = devices_of(known)
+        devices = devices_of(known_offers)
         sheets = devices - devices_of(
-            workload for workload in known if _is_measured(champion, workload)
+            workload for workload in known_offers if _is_measured(champion, workload)
         )
         left_out = sorted(devices_of(self.offers) - devices)
         for what, names in (
@@ -136,15 +136,15 @@ class Case:
             ("devices left out because they have neither a run nor a data sheet:", left_out),
         ):
             notes += [f"{what} {', '.join(names)}"] if names else []
-        known = [] if model is None else comparable(model, known, guessed=guessed)
+        known_offers = [] if model is None else comparable(model, known_offers, guessed=guessed)
         return replace(
             self,
             workload=workload,
             model=model,
             guessed=guessed,
-            known=known,
+            known=known_offers,
             by_data_sheet=sheets,
-            notes=notes if known else [],
+            notes=notes if known_offers else [],
         )
 
     def plan(self, *, top: int = 5) -> Recommendation:
@@ -168,20 +168,20 @@ class Case:
             planner.plan, self.workload, supply, self.model, runs=self.runs, top=top, seed=SEED
         )
 
-    def with_columns(self, found: Recommendation) -> Recommendation:
-        """Return `found` with the columns of the published table that the planner does not fill.
+    def with_columns(self, plan: Recommendation) -> Recommendation:
+        """Return `plan` with the columns of the published table that the planner does not fill.
 
         These columns include the provider, the model version and the time of the prices. The case's
         notes and warnings are added to the column `reason`.
         """
         newest = self.runs["measured_at"].max()  # in UTC
         measured_at = None if pd.isna(newest) else newest.tz_localize(UTC).to_pydatetime()
-        learned, rows = self.experience.interruptions, []
-        for row in found.rows:
+        interruption_texts, rows = self.experience.interruptions, []
+        for row in plan.rows:
             offers = row.pop("offers")
             # A rate that was learned from earlier launches replaces the offer's rate.
             sources = dict.fromkeys(
-                learned.get(offer.instance_type.name) or offer.interruption_source
+                interruption_texts.get(offer.instance_type.name) or offer.interruption_source
                 for offer in offers
                 if offer.market == "spot"
             )
@@ -196,7 +196,7 @@ class Case:
                 "reason": _reason(row, offers, self),
             }
             rows.append(row | more)
-        return replace(found, rows=rows)
+        return replace(plan, rows=rows)
 
 
 def devices_of(offers: Iterable[Offer]) -> set[str]:
@@ -246,9 +246,9 @@ def supply_of(
     if workspace.spends_money:
         downloads = experience.downloads
         same = downloads["workload_digest"] == workload.digest
-        found = downloads[same & (downloads["workload"] == workload.name)]
+        rows = downloads[same & (downloads["workload"] == workload.name)]
         # The newest row has the present size of the data.
-        for row in found.sort_values("planned_at").tail(1).to_dict("records"):
+        for row in rows.sort_values("planned_at").tail(1).to_dict("records"):
             start_usd = partial(
                 download_usd,
                 row["bytes"],
@@ -268,13 +268,13 @@ def supply_of(
 
 
 def contenders(
-    model: StepTimeModel, workload: Workload, found: Recommendation, conditions: JobConditions
+    model: StepTimeModel, workload: Workload, plan: Recommendation, conditions: JobConditions
 ) -> ChoiceSet:
-    """Return the ranked setups of `found` that may turn out to be the best when measured."""
-    if not found.ranked:
+    """Return the ranked setups of `plan` that may turn out to be the best when measured."""
+    if not plan.ranked:
         return ChoiceSet(setups=(), questions=())
-    predicted = model.predict(pd.DataFrame([setup.row() for setup in found.ranked]))
-    return choice_set_of(workload, found.ranked, predicted, conditions=conditions)
+    predictions = model.predict(pd.DataFrame([setup.row() for setup in plan.ranked]))
+    return choice_set_of(workload, plan.ranked, predictions, conditions=conditions)
 
 
 def _caution(case: Case) -> str:
@@ -318,6 +318,6 @@ def _reason(row: Row, offers: Sequence[Offer], case: Case) -> str:
 
 def with_usual_goals(workload: Workload) -> Workload:
     """Return the workload with the goals "cheapest" and "fastest" added if they are missing."""
-    stated = {goal.goal for goal in workload.goals}
-    usual = (Goal(goal=name) for name in ("cheapest", "fastest") if name not in stated)
+    goal_names = {goal.goal for goal in workload.goals}
+    usual = (Goal(goal=name) for name in ("cheapest", "fastest") if name not in goal_names)
     return replace(workload, goals=(*workload.goals, *usual))

@@ -21,19 +21,19 @@ def known_workloads(warehouse: Warehouse, settings: Settings) -> list[dict[str, 
     single row, with the provider "".
     """
     with warehouse.read() as connection:
-        found = rows_of_query(connection, "from known_workloads")
+        rows = rows_of_query(connection, "from known_workloads")
         types = rows_of_query(connection, "from instance_types")
     devices = {
         (provider, name): device
-        for provider, known in known_devices(settings.local.instance_types).items()
-        for name, (_, device) in known.items()
+        for provider, device_types in known_devices(settings.local.instance_types).items()
+        for name, (_, device) in device_types.items()
     }
     devices |= {(row["provider"], row["name"]): row["device"] for row in types}
-    for row in found:
+    for row in rows:
         kinds = {kind for cluster in row.pop("clusters") for kind in parse_cluster(cluster)}
         row["devices"] = sorted({devices.get((row["provider"], kind), kind) for kind in kinds})
-    without = sorted(set(settings.workloads) - {row["workload"] for row in found})
-    return found + [{"workload": name, "provider": "", "devices": []} for name in without]
+    without = sorted(set(settings.workloads) - {row["workload"] for row in rows})
+    return rows + [{"workload": name, "provider": "", "devices": []} for name in without]
 
 
 def unknown(workspace: Workspace, workload: str) -> SettingsError:
@@ -41,9 +41,9 @@ def unknown(workspace: Workspace, workload: str) -> SettingsError:
 
     The message names another provider with data, or known workloads with similar names.
     """
-    known = workload_providers(workspace.warehouse) | {(name, PUBLIC) for name in packaged_names()}
-    elsewhere = [provider for name, provider in sorted(known) if name == workload]
+    pairs = workload_providers(workspace.warehouse) | {(name, PUBLIC) for name in packaged_names()}
+    elsewhere = [provider for name, provider in sorted(pairs) if name == workload]
     if elsewhere:
         return SettingsError(f"{workload!r} has data for provider {elsewhere[0]}: add --provider")
-    names = {*workspace.settings.workloads, *(name for name, _ in known)}
+    names = {*workspace.settings.workloads, *(name for name, _ in pairs)}
     return SettingsError(f"unknown workload {workload!r}; {nearest_names(workload, names)}")

@@ -53,8 +53,8 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
     plan: the recommendation whose first choice the runs would make more certain.
     buyable: offers of machines to measure on. Offers without a price are ignored.
     """
-    sold = for_sale(case.workspace, buyable)
-    if not sold:
+    offers = for_sale(case.workspace, buyable)
+    if not offers:
         return _no_runs("no offer has a price")
     if case.is_outdated:
         command = refresh_command(case.workspace.provider.name, "0")
@@ -64,7 +64,7 @@ def pilots_for(case: Case, plan: Recommendation, *, buyable: Sequence[Offer], co
         if case.workload.name in {workload.name for workload in case.workspace.measurable}:
             why = f"run `{refresh_command(case.workspace.provider.name, 'N')}`"
         return _no_runs(f"the workload was never measured in its present definition: {why}")
-    return _pilots(case, case.model, plan, sold, count)
+    return _pilots(case, case.model, plan, offers, count)
 
 
 def is_doubtful(row: Row) -> bool:
@@ -96,10 +96,10 @@ def for_sale(workspace: Workspace, offers: Sequence[Offer]) -> list[Offer]:
 
     If there are none, return the offers with known prices in all markets.
     """
-    priced = [offer for offer in offers if offer.usd_per_hour is not None]
+    priced_offers = [offer for offer in offers if offer.usd_per_hour is not None]
     return [
-        offer for offer in priced if offer.market == workspace.settings.campaign.market
-    ] or priced
+        offer for offer in priced_offers if offer.market == workspace.settings.campaign.market
+    ] or priced_offers
 
 
 def launched_supply(case: Case, offers: Sequence[Offer], max_hosts: int) -> Supply:
@@ -115,41 +115,43 @@ def _no_runs(why: str) -> Row:
 
 
 def _pilots(
-    case: Case, model: StepTimeModel, plan: Recommendation, sold: Sequence[Offer], count: int
+    case: Case, model: StepTimeModel, plan: Recommendation, offers: Sequence[Offer], count: int
 ) -> Row:
     """Return suggested runs for a workload that `model` can predict.
 
     The result has the keys that `pilots_for` describes.
     plan: the recommendation that the runs would make more certain.
-    sold: the offers of machines to measure on.
+    offers: the offers of machines to measure on.
     count: the maximum number of runs.
     """
     choice_set = contenders(model, case.workload, plan, case.experience.conditions)
-    candidates = _candidates(case, model, comparable(model, sold, guessed=case.guessed), choice_set)
+    candidates = _candidates(
+        case, model, comparable(model, offers, guessed=case.guessed), choice_set
+    )
     first = plan.rows[0]
     infeasible, chance = first["cluster"] is None, first["p_meets_constraint"]
     if not candidates and not infeasible:
         return _no_runs("a run on any machine on offer would show nothing new")
     frame = pd.DataFrame([setup.row() for setup in candidates])
     goal = case.workload.goals[0].goal
-    found = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
-    if infeasible and found.regret < SETTLED:
+    choice = choose_pilots(choice_set, frame, model.joint, goal=goal, count=count, seed=SEED)
+    if infeasible and choice.regret < SETTLED:
         return _no_runs(first["reason"])
-    if not found.chosen and chance is not None and chance < _HELPS:
+    if not choice.chosen and chance is not None and chance < _HELPS:
         return _no_runs("no cluster is likely to meet the constraint, whatever a run shows")
-    settled = found.regret < SETTLED
-    reason = f"choosing now is expected to be {share(found.regret)} worse than the best choice"
-    reason = f"settled: {reason}" if settled else f"open: {reason}"
-    answer: Row = {"settled": settled, "regret": found.regret, "runs": [], "reason": reason}
-    if settled or not found.chosen:
+    is_settled = choice.regret < SETTLED
+    reason = f"choosing now is expected to be {share(choice.regret)} worse than the best choice"
+    reason = f"settled: {reason}" if is_settled else f"open: {reason}"
+    answer: Row = {"settled": is_settled, "regret": choice.regret, "runs": [], "reason": reason}
+    if is_settled or not choice.chosen:
         return answer
-    if min(found.after) >= (1 - _HELPS) * found.regret:
+    if min(choice.after) >= (1 - _HELPS) * choice.regret:
         reason += "; a few runs would not settle the choice"
         return answer | {"settled": None, "reason": reason}
     costs = case.experience.costs
     runs: list[Row] = []
-    seconds = model.predict(frame.iloc[list(found.chosen)])["step_s"]
-    for place, regret, step_s in zip(found.chosen, found.after, map(float, seconds), strict=True):
+    seconds = model.predict(frame.iloc[list(choice.chosen)])["step_s"]
+    for place, regret, step_s in zip(choice.chosen, choice.after, map(float, seconds), strict=True):
         setup = candidates[place]
         run, cluster = training_run(setup, step_s, costs), setup.cluster
         billed_s = costs.billed_s(costs.run_s(step_s) + prior_s(setup.mode))
@@ -163,7 +165,7 @@ def _pilots(
                 "regret_after": regret,
             }
         )
-    saved_usd = math.expm1(found.regret) * (first["usd"] or math.inf)
+    saved_usd = math.expm1(choice.regret) * (first["usd"] or math.inf)
     if runs[0]["usd"] > saved_usd:
         reason = f"measuring costs {amount(runs[0]['usd'], 'usd')} and is expected to save"
         return answer | {"settled": None, "reason": f"{reason} {amount(saved_usd, 'usd')}"}
@@ -171,7 +173,7 @@ def _pilots(
 
 
 def _candidates(
-    case: Case, model: StepTimeModel, sold: Sequence[Offer], choice_set: ChoiceSet
+    case: Case, model: StepTimeModel, offers: Sequence[Offer], choice_set: ChoiceSet
 ) -> list[Setup]:
     """Return the unmeasured setups from which the suggested runs are chosen, in this order:
 
@@ -184,25 +186,25 @@ def _candidates(
     """
     hosts = min(_MOST_HOSTS, case.workspace.settings.campaign.max_hosts)
     # Clusters of several instance types are included only if they might be recommended.
-    supply = replace(launched_supply(case, sold, hosts), most_mixed=0)
+    supply = replace(launched_supply(case, offers, hosts), most_mixed=0)
     modes = dict.fromkeys(setup.mode for setup in choice_set.setups)
     workload = replace(case.workload, modes=tuple(modes) or case.workload.modes)
-    found = planner.allowed_candidates(workload, supply, model)
-    if found is None:
+    space = planner.allowed_candidates(workload, supply, model)
+    if space is None:
         return []
-    cheapest = found.by_price()
-    setups = chain(_launchable(choice_set, supply), found.setups(cheapest, supply.fits))
+    cheapest = space.by_price()
+    setups = chain(_launchable(choice_set, supply), space.setups(cheapest, supply.fits))
     if case.guessed:  # then the compute time is most uncertain, and a single device shows it
-        count = found.splits.count.sum(axis=1)[found.column("split", cheapest)]
-        singles = found.setups(cheapest[count == 1], supply.fits)
+        count = space.splits.count.sum(axis=1)[space.column("split", cheapest)]
+        singles = space.setups(cheapest[count == 1], supply.fits)
         on_single_device = (replace(setup, layout=(1,), accumulation_steps=1) for setup in singles)
         setups = chain(on_single_device, setups)
-    types = (offer.instance_type for offer in sold)
-    measured = runs_by_key(types, case.runs)
+    types = (offer.instance_type for offer in offers)
+    known_runs = runs_by_key(types, case.runs)
     new: dict[Key, Setup] = {}
     for setup in setups:
         key = setup_key(setup)
-        if not measured[key]:
+        if not known_runs[key]:
             new.setdefault(key, setup)
         if len(new) == _MOST_CANDIDATES:
             break

@@ -56,23 +56,23 @@ def size(
         batches = batch, batch
     with single_thread():
         data = TrainingData(**training_frames(workspace.warehouse, provider))
-        found = size_workload(data, name, batches=batches)
-    found = {
+        tables = size_workload(data, name, batches=batches)
+    tables = {
         key: [row for row in rows if instance_type in (None, row["instance_type"])]
-        for key, rows in found.items()
+        for key, rows in tables.items()
     }
-    if not any(found.values()):
+    if not any(tables.values()):
         raise WarehouseMissing(
             f"No run of {name!r} was measured on {instance_type or provider}."
             f" Run `{refresh_command(provider, '25')}` or `srift import FILE`."
         )
-    scaled = {row["instance_type"] for row in found["scaling"]}
+    scaled_types = {row["instance_type"] for row in tables["scaling"]}
     notes = [
         f"{row['instance_type']}: no global batch was measured both on one machine and on several;"
         f" measured batches: {', '.join(f'{batch:g}' for batch in row['batches'])}"
-        for row in found.pop("unknown")
-        if row["instance_type"] not in scaled
+        for row in tables.pop("unknown")
+        if row["instance_type"] not in scaled_types
     ]
     if only_public(workspace, name):
         notes.insert(0, f"all runs of this workload are {ORIGIN}")
-    return {"workload": name, "provider": provider, "formulas": FORMULAS, **found, "notes": notes}
+    return {"workload": name, "provider": provider, "formulas": FORMULAS, **tables, "notes": notes}

@@ -45,7 +45,7 @@ def recommend_all(
             for workload in map(with_usual_goals, workspace.workloads)
         ]
         plans = each(call, [case.planning() for case in cases])
-        answers = [case.with_columns(found) for case, found in zip(cases, plans, strict=True)]
+        answers = [case.with_columns(plan) for case, plan in zip(cases, plans, strict=True)]
         if spends_money(workspace.provider.name):
             for case, answer in zip(cases, answers, strict=True):
                 _mark_doubtful(case, answer)

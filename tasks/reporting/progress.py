@@ -38,20 +38,20 @@ class Reporter:
             with suppress(Exception):  # an error in Prefect must not end the measurements
                 self._artifact = create_progress_artifact(0.0, key="measuring", description=words)
 
-    def watch(self, what: str, done: int, usd: float | None) -> None:
+    def watch(self, what: str, run_count: int, usd: float | None) -> None:
         """Update the progress line (on a terminal) and the progress artifact (in a flow).
 
         what: the activity to show.
-        done: the number of finished runs.
+        run_count: the number of finished runs.
         usd: dollars spent so far; None if a price is unknown.
         """
         if sys.stderr.isatty():
-            spent = "price unknown" if usd is None else f"${usd:.4f}"
+            cost = "price unknown" if usd is None else f"${usd:.4f}"
             columns = shutil.get_terminal_size().columns - 1
-            self._write(f"{done}/{self._runs} runs  {spent}  {what}"[:columns])
-        if done != self._done:
-            self._done = done
-            self._show(100 * done / max(self._runs, done, 1))
+            self._write(f"{run_count}/{self._runs} runs  {cost}  {what}"[:columns])
+        if run_count != self._done:
+            self._done = run_count
+            self._show(100 * run_count / max(self._runs, run_count, 1))
 
     def stop(self) -> None:
         """Clear the progress line."""

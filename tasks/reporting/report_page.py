@@ -45,8 +45,8 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
         are `illustrative` (True if the prices are not real) and `refresh` (the command that renews
         the recommendations).
     """
-    recommended = rows["recommendations"]
-    table = recommendation_table(recommended)
+    recommendations = rows["recommendations"]
+    table = recommendation_table(recommendations)
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -59,12 +59,12 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
         sources=sources,
         old_after_h=OLD_AFTER_H,
         legend=COLUMN_LEGEND,
-        cautions=cautions_in(row["reason"] for row in recommended),
+        cautions=cautions_in(row["reason"] for row in recommendations),
         table=table,
-        groups=_groups(recommended, table),
-        rivals=sum(row["rank"] > 1 for row in recommended),
+        groups=_groups(recommendations, table),
+        rivals=sum(row["rank"] > 1 for row in recommendations),
         filters={
-            name: sorted({str(row[name]) for row in recommended})
+            name: sorted({str(row[name]) for row in recommendations})
             for name in ("workload", "goal", "provider")
         },
         sections={
@@ -75,7 +75,7 @@ def draw(rows: Mapping[str, Sequence[Row]], sources: Mapping[str, Row]) -> str:
     )
 
 
-def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
+def _groups(recommendations: Sequence[Row], table: TextTable) -> list[list[dict[str, Any]]]:
     """Return the recommendations in groups. All recommendations of a group have the same goal.
 
     A group is a list with a dictionary for each recommendation:
@@ -84,14 +84,14 @@ def _groups(recommended: Sequence[Row], table: TextTable) -> list[list[dict[str,
         line: the recommendation's line in `table`.
         reason: the recommendation's reason without warnings.
 
-    recommended: the recommendations, sorted by GOAL_COLUMNS.
+    recommendations: the recommendations, sorted by GOAL_COLUMNS.
     table: a table with a line for each recommendation, in the same order.
     """
-    shown: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {"row": row, "line": line, "reason": without_cautions(row["reason"])}
-        for row, line in zip(recommended, table.lines, strict=True)
+        for row, line in zip(recommendations, table.lines, strict=True)
     ]
-    groups = groupby(shown, key=lambda item: [item["row"][name] for name in GOAL_COLUMNS])
+    groups = groupby(entries, key=lambda item: [item["row"][name] for name in GOAL_COLUMNS])
     return [list(group) for _, group in groups]
 
 
@@ -107,11 +107,11 @@ def _panels(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     """
     panels, plot = [], _PLOTS.get(name)
     for title, group in groupby(rows, key=itemgetter("title")):
-        shown = list(group)
-        svg = _svg(plot, pd.DataFrame(shown)) if plot else None
-        text = text_table(shown, _COLUMNS[name])
-        folded = svg is not None or len(text.lines) > _LONG
-        panels.append({"title": title, "text": text, "svg": svg, "folded": folded})
+        panel_rows = list(group)
+        svg = _svg(plot, pd.DataFrame(panel_rows)) if plot else None
+        text = text_table(panel_rows, _COLUMNS[name])
+        is_folded = svg is not None or len(text.lines) > _LONG
+        panels.append({"title": title, "text": text, "svg": svg, "folded": is_folded})
     return panels
 
 

@@ -85,9 +85,9 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
         format with the values of a row. A column is right-aligned if its format contains a colon.
     """
     forms = dict(line.strip().split(": ", 1) for line in columns.splitlines() if line.strip())
-    known = [defaultdict(lambda: None, row) for row in rows]
+    full_rows = [defaultdict(lambda: None, row) for row in rows]
     cells = {
-        heading: [_Cell().vformat(form, (), row) for row in known]
+        heading: [_Cell().vformat(form, (), row) for row in full_rows]
         for heading, form in forms.items()
     }
     headings = [heading for heading, column in cells.items() if any(column)]
@@ -98,14 +98,14 @@ def text_table(rows: Sequence[Row], columns: str) -> TextTable:
     )
 
 
-def _print(shown: Any, style: str = "") -> None:
+def _print(content: Any, style: str = "") -> None:
     """Print a text or a rich table in the rich style `style`, such as "bold"."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
     # A reason may contain square brackets, which rich would take for markup. A name may contain
     # colons, which rich would take for emoji.
-    Console(width=width, markup=False, emoji=False, highlight=False).print(shown, style=style)
+    Console(width=width, markup=False, emoji=False, highlight=False).print(content, style=style)
 
 
 def _print_table(rows: Sequence[Row], columns: str, title: str = "") -> None:
@@ -189,19 +189,19 @@ def print_recommendations(rows: Sequence[Row], now: datetime | None = None) -> N
     """
     if any(row["provider"] == _ILLUSTRATIVE for row in rows):
         _print(f"provider {_ILLUSTRATIVE}: prices are illustrative", style="italic")
-    billed = [row for row in rows if row["provider"] != _ILLUSTRATIVE and row["price_as_of"]]
-    if billed:
-        oldest = min(row["price_as_of"] for row in billed)
+    priced_rows = [row for row in rows if row["provider"] != _ILLUSTRATIVE and row["price_as_of"]]
+    if priced_rows:
+        oldest = min(row["price_as_of"] for row in priced_rows)
         age = (now or datetime.now(UTC)) - oldest
         text = f"prices as of {oldest:%Y-%m-%d %H:%M} UTC, {age.days} days old"
-        if any(row["usd_storage"] for row in billed):
+        if any(row["usd_storage"] for row in priced_rows):
             text += "; usd includes volumes, public IP addresses, requests and planned downloads"
         _print(text, style="italic")
     _print_notes(cautions_in(str(row["reason"]) for row in rows))
     for (provider, _), group in groupby(rows, key=itemgetter("provider", "workload")):
-        shown = list(group)
-        _print_workload(shown)
-        sources = {row["interruption_source"] for row in shown} - {None, ""}
+        workload_rows = list(group)
+        _print_workload(workload_rows)
+        sources = {row["interruption_source"] for row in workload_rows} - {None, ""}
         if sources and provider != _ILLUSTRATIVE:
             _print(f"  risk of an interruption: {'; '.join(sorted(sources))}", style="dim")
     if rows:
@@ -214,11 +214,11 @@ def _print_workload(rows: Sequence[Row]) -> None:
     The output has the recommendations, their reasons, the Pareto frontier and suggested runs.
     """
     _print(f"\n{rows[0]['workload']} ({rows[0]['provider']})", style="bold")
-    shown = [_recommendation_row(row) for row in rows]
-    for choice in shown:
+    choices = [_recommendation_row(row) for row in rows]
+    for choice in choices:
         if choice["rank"] > 1:
             choice["goal"] = ""  # the first choice names the goal
-    _print_table(shown, _RECOMMENDED)
+    _print_table(choices, _RECOMMENDED)
     reasons = [
         f"  {row['cluster'] or row['status']}: {without_cautions(row['reason'])}" for row in rows
     ]
@@ -306,17 +306,17 @@ def print_launches(rows: Sequence[Row]) -> None:
         worst usd: {worst_usd:?.2f}
         why: {reason}
     """
-    shown, made = rows[:_SCREEN], [row for row in rows if not row["refused"]]
-    _print_table(shown, columns)
+    first_rows, launches = rows[:_SCREEN], [row for row in rows if not row["refused"]]
+    _print_table(first_rows, columns)
     if len(rows) > _SCREEN:
         _print(f"... {len(rows) - _SCREEN} more: --json lists all, with their requests")
-    _print_notes(note for row in shown for note in row["notes"])
-    seconds, usd = sum(row["est_s"] for row in made), sum(row["est_usd"] for row in made)
-    worst = sum(row["worst_usd"] or 0.0 for row in made)
+    _print_notes(note for row in first_rows for note in row["notes"])
+    seconds, usd = sum(row["est_s"] for row in launches), sum(row["est_usd"] for row in launches)
+    worst = sum(row["worst_usd"] or 0.0 for row in launches)
     at_worst = f", at worst ${worst:.2f} and never more than the cap" if worst else ""
     _print(
-        f"{len(made)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst};"
-        f" {len(rows) - len(made)} refused; nothing was started"
+        f"{len(launches)} launches, about {seconds:.0f} s and ${usd:.4f}{at_worst};"
+        f" {len(rows) - len(launches)} refused; nothing was started"
     )
 
 
@@ -336,14 +336,14 @@ def launches_as_rows(launches: Sequence[PlannedLaunch]) -> list[dict[str, Any]]:
     ]
 
 
-def print_measured(found: Row, provider: str) -> None:
+def print_measured(report: Row, provider: str) -> None:
     """Print predicted and measured step seconds of each run of `srift measure`, and the cost."""
-    shown = []
-    for run in found["runs"]:
-        predicted, step_s = run["predicted_step_s"], run["step_s"]
-        difference = step_s / predicted - 1 if step_s and predicted else None
+    lines = []
+    for run in report["runs"]:
+        predicted_s, step_s = run["predicted_step_s"], run["step_s"]
+        difference = step_s / predicted_s - 1 if step_s and predicted_s else None
         step_s = step_s or ("done" if run["measured"] else "not measured")
-        shown.append(_describe(run) | {"step_s": step_s, "difference": difference})
+        lines.append(_describe(run) | {"step_s": step_s, "difference": difference})
     columns = """
         kind: {kind}
         cluster: {cluster_and_mode}
@@ -356,19 +356,19 @@ def print_measured(found: Row, provider: str) -> None:
         measured s: {step_s:.3f}
         difference: {difference:?+.0%}
     """
-    _print_table(shown, columns)
-    spent = found["spent"]
-    reasons = [run["reason"] for run in found["runs"] if run["reason"]]
-    _print_notes([*reasons, *spent["notes"]])
+    _print_table(lines, columns)
+    totals = report["spent"]
+    reasons = [run["reason"] for run in report["runs"] if run["reason"]]
+    _print_notes([*reasons, *totals["notes"]])
     _print(
-        f"{spent['launches']} launches, ${spent['usd']:.4f}; the measurements are stored.\n"
+        f"{totals['launches']} launches, ${totals['usd']:.4f}; the measurements are stored.\n"
         f"`srift refresh --provider {provider} --max-usd 0` learns from them and publishes"
     )
 
 
-def print_status(found: Row) -> None:
+def print_status(status: Row) -> None:
     """Print the running refresh, its machines, the age of the data, and problems."""
-    work, table = found["at_work"], found["published"]
+    work, table = status["at_work"], status["published"]
     refresh = "no refresh is running"
     if work:
         refresh = (
@@ -376,19 +376,19 @@ def print_status(found: Row) -> None:
             f" (process {work['pid']}, since {work['started_at']})"
         )
     _print(refresh)
-    leases = [lease for lease in found["leases"] if not lease["problem"]]
+    leases = [lease for lease in status["leases"] if not lease["problem"]]
     _print_table(leases, _LEASES)
-    if not found["leases"]:
+    if not status["leases"]:
         _print("no machine is held")
     if table:
         model = f"model version {table['model_version']}" if table["model_version"] else "no model"
         age = table["published_at_h_ago"]
         _print(f"published: {table['rows']} rows, {age:.1f} h ago, {model}")
-    if found["report_page"]:
-        print(f"page: {found['report_page']}")  # not wrapped, so that a terminal can open the link
-    for sentence in filter(None, [found["ledger_sentence"], *found["drift"], *found["alarms"]]):
+    if status["report_page"]:
+        print(f"page: {status['report_page']}")  # not wrapped, so that a terminal can open the link
+    for sentence in filter(None, [status["ledger_sentence"], *status["drift"], *status["alarms"]]):
         _print(sentence)
-    _print_notes([*found["stale"], *found["limits"]])
+    _print_notes([*status["stale"], *status["limits"]])
 
 
 _LEASES = """
@@ -399,7 +399,7 @@ _LEASES = """
 """
 
 
-def print_workloads(known: Sequence[Row]) -> None:
+def print_workloads(rows: Sequence[Row]) -> None:
     """Print one line per workload and provider, and one line per workload without data."""
     columns = """
         workload: {workload}
@@ -413,7 +413,7 @@ def print_workloads(known: Sequence[Row]) -> None:
         FLOPs a sample: {flops_per_sample:?.3g}
         newest row: {newest_measured_at:?%Y-%m-%d}
     """
-    _print_table(known, columns)
+    _print_table(rows, columns)
     _print_notes(["`srift refresh` measures, and `srift import` loads measurements"])
 
 
@@ -438,23 +438,23 @@ def print_offers(rows: Sequence[Row]) -> None:
     _print_notes(filter(None, (row.get("price_source") for row in rows)))
 
 
-def print_spend(found: Row) -> None:
+def print_spend(spending: Row) -> None:
     """Print the cost of ended launches by group, and the cost of each running launch."""
     by = f"""
-        {found["by"]}: {{of}}
+        {spending["by"]}: {{of}}
         leases: {{leases:}}
         runs: {{runs:}}
         usd: {{usd:.4f}}
     """
-    rows = [{**row, "of": row["of"] or "no workload"} for row in found["rows"]]
+    rows = [{**row, "of": row["of"] or "no workload"} for row in spending["rows"]]
     if rows:
-        _print_table([*rows, {**found["total"], "of": "in all"}], by)
+        _print_table([*rows, {**spending["total"], "of": "in all"}], by)
     else:
-        _print(f"nothing was spent on {found['provider']} machines")
-    _print_table(found["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
-    if not found["held"] and not found["unreadable"]:
+        _print(f"nothing was spent on {spending['provider']} machines")
+    _print_table(spending["held"], _LEASES + "usd at most: {usd_at_deadline:.4f}", "held")
+    if not spending["held"] and not spending["unreadable"]:
         _print("no machine is held")
-    _print_notes([f"{lease}: its cost is unknown" for lease in found["unreadable"]])
+    _print_notes([f"{lease}: its cost is unknown" for lease in spending["unreadable"]])
 
 
 _SCALE = """
@@ -464,9 +464,9 @@ _SCALE = """
 """
 
 
-def print_sizing(found: Row) -> None:
+def print_sizing(sizing: Row) -> None:
     """Print the largest efficient clusters and the best batches that `srift size` found."""
-    _print(f"{found['workload']} ({found['provider']})", style="bold")
+    _print(f"{sizing['workload']} ({sizing['provider']})", style="bold")
     columns = """
         at 90 %: {largest_90:g}
         at 80 %: {largest_80:g}
@@ -475,7 +475,7 @@ def print_sizing(found: Row) -> None:
         servers: {servers:g}
     """
     title = "largest efficient cluster, and the bandwidth or servers that hide communication"
-    _print_table(_scale_rows(found["scaling"]), _SCALE + columns, title)
+    _print_table(_scale_rows(sizing["scaling"]), _SCALE + columns, title)
     columns = """
         size: {size:}
         step s: {step_s:.4g}{mark}
@@ -486,7 +486,7 @@ def print_sizing(found: Row) -> None:
         "measured sizes, and the efficiency that a rule predicts from smaller sizes"
         " (*: step composed of micro-steps)"
     )
-    _print_table(_scale_rows(found["checks"]), _SCALE + columns, title)
+    _print_table(_scale_rows(sizing["checks"]), _SCALE + columns, title)
     columns = """
         type: {type_and_mode}
         batch: {batch:.4g}
@@ -496,8 +496,8 @@ def print_sizing(found: Row) -> None:
         bytes of memory: {memory_bytes:.4g}
     """
     title = "best measured batch of one device"
-    _print_table(_scale_rows(found["best_batch"]), columns, title)
-    _print_notes(found["notes"])
+    _print_table(_scale_rows(sizing["best_batch"]), columns, title)
+    _print_notes(sizing["notes"])
 
 
 def _scale_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -508,21 +508,21 @@ def _scale_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         example, "machines of 4" (which use four devices each).
     mark: `*` if some step times were computed as the sum of measured micro-steps.
     """
-    shown = []
+    result = []
     for row in rows:
         mode, each = _mode(row), row.get("devices_each")
         name = row["instance_type"] + (f" in {mode}" if mode else "")
         units = "devices" if not each else "machines" if each == 1 else f"machines of {each}"
         mark = "" if row.get("micro_batch") is None else "*"
-        shown.append({**row, "type_and_mode": name, "units": units, "mark": mark})
-    return shown
+        result.append({**row, "type_and_mode": name, "units": units, "mark": mark})
+    return result
 
 
-def print_check(found: Row) -> None:
+def print_check(report: Row) -> None:
     """Print a line for each precision in which the workload was trained, followed by notes."""
-    trained = [
-        {**answer["figures"], "precision": answer["precision"], "batch": found["batch"]}
-        for answer in found["precisions"]
+    rows = [
+        {**answer["figures"], "precision": answer["precision"], "batch": report["batch"]}
+        for answer in report["precisions"]
         if answer["figures"]
     ]
     columns = """
@@ -535,10 +535,10 @@ def print_check(found: Row) -> None:
         parameters: {parameters:,}
         gradient bytes: {gradient_bytes:,}
     """
-    title = f"{found['workload']} ({found['entrypoint']}): two steps on this CPU"
-    _print_table(trained, columns, title)
-    notes = [note for answer in found["precisions"] for note in answer["notes"]]
-    _print_notes([*found["notes"], *notes])
+    title = f"{report['workload']} ({report['entrypoint']}): two steps on this CPU"
+    _print_table(rows, columns, title)
+    notes = [note for answer in report["precisions"] for note in answer["notes"]]
+    _print_notes([*report["notes"], *notes])
 
 
 def print_imports(imports: Sequence[Row]) -> None:
@@ -559,7 +559,7 @@ def print_imports(imports: Sequence[Row]) -> None:
     _print_table(imports, columns)
 
 
-def print_backtest(found: Row) -> None:
+def print_backtest(stats: Row) -> None:
     """Print the prediction errors that `srift backtest` found, by group of rows."""
     columns = """
         by: {by}
@@ -572,8 +572,8 @@ def print_backtest(found: Row) -> None:
         median width: {median_width:.1%}
     """
     _print(
-        f"{found['predicted']} of {found['rows']} rows predicted ({found['provider']}); errors are"
+        f"{stats['predicted']} of {stats['rows']} rows predicted ({stats['provider']}); errors are"
         " |predicted - measured| / measured"
     )
-    _print_table(found["summary"], columns)
-    _print_notes(found["sentences"])
+    _print_table(stats["summary"], columns)
+    _print_notes(stats["sentences"])

@@ -27,10 +27,10 @@ class StepTime(PythonModel):
         A row describes a setup, by columns such as `workload`, `cluster` and `batch_per_device`.
         Raises ValueError if the model does not know a workload or an instance type.
         """
-        predicted: pd.DataFrame = self.model.predict(model_input)
-        terms = self.model.field_terms(model_input, predicted["step_s"].to_numpy())
+        predictions: pd.DataFrame = self.model.predict(model_input)
+        terms = self.model.field_terms(model_input, predictions["step_s"].to_numpy())
         # `join` would repeat rows, because the input's index may have equal labels.
-        return predicted.assign(**{name: terms[name].to_numpy() for name in terms})
+        return predictions.assign(**{name: terms[name].to_numpy() for name in terms})
 
 
 mlflow.models.set_model(StepTime())

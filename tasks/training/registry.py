@@ -162,20 +162,20 @@ def _client(home: Path) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     home.mkdir(parents=True, exist_ok=True)
-    chosen = os.environ.get(OPERATORS_STORE)
-    uri = chosen or _local_store(home)
+    operator_uri = os.environ.get(OPERATORS_STORE)
+    uri = operator_uri or _local_store(home)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     # MLflow sets these variables. Without this removal, they would look like the operator's choice.
     os.environ.pop("MLFLOW_REGISTRY_URI", None)
-    if not chosen:
+    if not operator_uri:
         os.environ.pop(OPERATORS_STORE, None)
     # MLflow prints each registration, and the traceback of every error.
     disable_logging()  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if not chosen:  # with damage, MLflow would retry for minutes
+            if not operator_uri:  # with damage, MLflow would retry for minutes
                 check_registry(home)
             yield mlflow.MlflowClient(uri, uri)
         except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, Wrong, OSError) as error:
@@ -229,8 +229,8 @@ def log_challenger(
                 signature=signature(),
                 input_example=example(model),
             )
-        registered = mlflow.register_model(info.model_uri, name, tags=asdict(provenance))
-        number = str(registered.version)
+        model_version = mlflow.register_model(info.model_uri, name, tags=asdict(provenance))
+        number = str(model_version.version)
         client.update_model_version(name, number, description=card)
         client.set_registered_model_alias(name, CHALLENGER, number)
         return int(number)
@@ -264,15 +264,15 @@ def load_champion(home: Path, provider: str) -> Champion | None:
 
     Raises RegistryError if the registry or the model cannot be read.
     """
-    name, store, known = name_of(provider), home / "mlflow.db", None
+    name, store, location = name_of(provider), home / "mlflow.db", None
     if OPERATORS_STORE not in os.environ:
         if not store.exists():
             return None
-        known = in_force(store, name, ALIAS)
-    known = known or _download(home, name)
-    if known is None:
+        location = in_force(store, name, ALIAS)
+    location = location or _download(home, name)
+    if location is None:
         return None
-    number, folder = known
+    number, folder = location
     try:
         model = load((folder / "artifacts" / "model.pickle").read_bytes())
         scores = pd.read_json(folder / "artifacts" / "scoreboard.json", dtype=False)
@@ -307,9 +307,9 @@ def _number_of(client: MlflowClient, name: str, alias: str) -> int | None:
 
 def _experiment(client: MlflowClient, name: str, home: Path) -> str:
     """Return the id of the experiment `name`. Creates the experiment if it is missing."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     # Unless MLflow uses a server, its default location is the working directory.
     root = os.environ.get(OPERATORS_ARTIFACTS)
     if client.tracking_uri == _local_store(home):

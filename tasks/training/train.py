@@ -136,12 +136,12 @@ def register(
 
 def card(provider: str, challenger: Challenger, provenance: Provenance, now: datetime) -> str:
     """Return a new version's model card in Markdown: its data, errors and an example call."""
-    name, pooled = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
+    name, totals = registry.name_of(provider), challenger.scoreboard.query("group == 'all'")
     scores = "\n".join(
         f"- held out by {row['split'].replace('_', ' ')}: {row['rows']} rows, mean error"
         f" {row['mean_error']:.1%}, median {row['median_error']:.1%}, 90 % intervals cover"
         f" {row['coverage_90']:.0%}"
-        for row in rows_of(pooled)
+        for row in rows_of(totals)
     )
     return f"""# {name}
 Step time of PyTorch DDP training on `{provider}` machines, fitted {now:%Y-%m-%d %H:%M} UTC on

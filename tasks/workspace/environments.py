@@ -46,17 +46,17 @@ def not_installable(settings: Settings) -> dict[str, str]:
 
     Removes environments that no workload needs and that have not been used for 30 days.
     """
-    refused, used = {}, set()
-    for name, stated in settings.workloads.items():
-        if stated.entrypoint is not None and stated.requirements:
+    problems, used = {}, set()
+    for name, section in settings.workloads.items():
+        if section.entrypoint is not None and section.requirements:
             spec, source = settings.code_to_send(name)
             used.add(environment_at(settings.home, spec))
             try:
                 install_at(settings, spec, source)
             except NotInstalled as error:
-                refused[name] = str(error)
+                problems[name] = str(error)
     for marker in (settings.home / "environments").glob("*/complete.json"):
         age_days = (time.time() - marker.stat().st_mtime) / 86400
         if marker.parent not in used and age_days > _UNUSED_DAYS:
             shutil.rmtree(marker.parent, ignore_errors=True)
-    return refused
+    return problems

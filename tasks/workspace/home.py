@@ -58,12 +58,12 @@ def check_home(home: Path) -> str:
 
     Raises Wrong if `home` is not writable or its disk is nearly full.
     """
-    existing = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    folder = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(4096))
             file.flush()
-        free_mib = shutil.disk_usage(existing).free // 2**20
+        free_mib = shutil.disk_usage(folder).free // 2**20
     except OSError as error:
         raise Wrong(disk_trouble(error) or f"cannot write to {home}: {error.strerror}") from None
     if free_mib < _LEAST_FREE_MIB:
@@ -84,14 +84,14 @@ def check_registry(home: Path) -> str:
     store = home / "mlflow.db"
     try:
         with closing(_open(store)) as connection:
-            (found,) = connection.execute("pragma quick_check(1)").fetchone()
+            (status,) = connection.execute("pragma quick_check(1)").fetchone()
     except sqlite3.OperationalError:  # missing, or locked by another process
-        found = "ok"
+        status = "ok"
     except sqlite3.DatabaseError as error:
-        found = error
-    if found != "ok":
+        status = error
+    if status != "ok":
         raise Wrong(
-            f"the model registry {store} is damaged: {found}. Move the file away and run"
+            f"the model registry {store} is damaged: {status}. Move the file away and run"
             " `srift refresh`, which fits a new model"
         )
     return "can be read"

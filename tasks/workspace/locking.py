@@ -55,8 +55,8 @@ def refresh_lock(home: Path, refresh_id: str, *, patience_s: float = 0.0) -> Ite
             time.sleep(_POLL_S)
             left_s -= _POLL_S
         file.truncate(0)
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started}, file)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        json.dump({"refresh_id": refresh_id, "pid": os.getpid(), "started_at": started_at}, file)
         file.flush()
         try:
             yield
@@ -92,8 +92,8 @@ def at_work(home: Path) -> dict[str, Any] | None:
         return None
     with path.open() as file:
         free = _lock(file, fcntl.LOCK_SH)
-        found: dict[str, Any] | None = None if free else json.loads(file.read() or "{}")
-    return found
+        refresh: dict[str, Any] | None = None if free else json.loads(file.read() or "{}")
+    return refresh
 
 
 def at_work_elsewhere(home: Path) -> dict[str, Any] | None:

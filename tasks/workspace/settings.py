@@ -190,9 +190,9 @@ class WorkloadSettings(_Section):
 
     @field_validator("global_batch", mode="wrap")
     @classmethod
-    def _bounds(cls, batch: Any, parsed: ValidatorFunctionWrapHandler) -> tuple[int, int]:
+    def _bounds(cls, batch: Any, parse: ValidatorFunctionWrapHandler) -> tuple[int, int]:
         with suppress(ValidationError):
-            least, largest = parsed(batch if isinstance(batch, (list, tuple)) else (batch, batch))
+            least, largest = parse(batch if isinstance(batch, (list, tuple)) else (batch, batch))
             if 1 <= least <= largest:
                 return least, largest
         raise ValueError("must be a whole number above 0, or two numbers [smallest, largest]")
@@ -218,8 +218,8 @@ class WorkloadSettings(_Section):
             raise ValueError("sequence is allowed only together with transformer")
         if self.data is not None and "data" in self.arguments:
             raise ValueError("rename arguments.data: Srift passes the data folder as `data`")
-        scaled = {STRATEGIES[0], *SERVED}  # other strategies cannot combine fp16's scaled gradients
-        if "fp16" in self.precisions and not scaled.issuperset(self.strategies):
+        usable = {STRATEGIES[0], *SERVED}  # other strategies cannot combine fp16's scaled gradients
+        if "fp16" in self.precisions and not usable.issuperset(self.strategies):
             raise ValueError(
                 "precision fp16 works only with strategies ddp, ps-1, ps-2 and ps-4: use bf16"
             )
@@ -293,10 +293,10 @@ class Settings(_Section):
 
     def shared_data(self, kind: str) -> str:
         """Return the team's folder or S3 prefix for files of `kind`, "warehouse" or "mlflow"."""
-        stated = self.shared.data
-        if stated.startswith("s3://"):
-            return f"{stated.rstrip('/')}/{kind}"
-        return str(self.root / Path(stated).expanduser() / kind)
+        location = self.shared.data
+        if location.startswith("s3://"):
+            return f"{location.rstrip('/')}/{kind}"
+        return str(self.root / Path(location).expanduser() / kind)
 
     def set_server_variables(self) -> None:
         """Set the environment variables that make Prefect and MLflow use the team's database.
@@ -322,17 +322,17 @@ class Settings(_Section):
                 or if the shape of its transformer is not valid.
             OSError: if the code cannot be read.
         """
-        stated = self.stated(name)
-        least, largest = stated.global_batch
+        section = self.stated(name)
+        least, largest = section.global_batch
         overshoot = self.choice.overshoot_price
-        goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in stated.goals)
+        goals = (Goal(**goal.model_dump(), overshoot_price=overshoot) for goal in section.goals)
         return Workload(
             name=name,
             digest=self.workload_digest(name),
-            samples=stated.samples,
+            samples=section.samples,
             global_batch_least=least,
             global_batch_most=largest,
-            modes=stated.modes,
+            modes=section.modes,
             goals=tuple(goals),
             **self.shape(name),
         )
@@ -342,11 +342,11 @@ class Settings(_Section):
 
         Raises SettingsError if the shape of the transformer is not valid.
         """
-        stated = self.workloads[name]
-        if stated.transformer is None:
+        section = self.workloads[name]
+        if section.transformer is None:
             return {}
         try:
-            return read_transformer(stated.transformer, stated.sequence, self.root)
+            return read_transformer(section.transformer, section.sequence, self.root)
         except (OSError, ValueError) as error:
             raise SettingsError(f"workloads.{name}.transformer: {error}") from None
 
@@ -364,8 +364,8 @@ class Settings(_Section):
 
         Raises SettingsError if the name is unknown or the code cannot be sent to machines.
         """
-        stated = self.stated(name)
-        where, _, function = (stated.entrypoint or "").rpartition(":")
+        section = self.stated(name)
+        where, _, function = (section.entrypoint or "").rpartition(":")
         try:
             if not where or not function.isidentifier():
                 raise SourceRefused(
@@ -374,12 +374,12 @@ class Settings(_Section):
                 )
             # SRIFT_HOME, srift.toml and data are not code. The digest of the code ignores them.
             without = [self.home, self.root / FILE]
-            if stated.data and isinstance(data := source_of(stated.data, self.root), Path):
+            if section.data and isinstance(data := source_of(section.data, self.root), Path):
                 without.append(data)
-            if stated.path is None:
-                return file_source(self.root, where, stated.requirements, without), function
-            folder = self.root / stated.path
-            return folder_source(folder, where, stated.requirements, without), function
+            if section.path is None:
+                return file_source(self.root, where, section.requirements, without), function
+            folder = self.root / section.path
+            return folder_source(folder, where, section.requirements, without), function
         except SourceRefused as error:
             raise SettingsError(f"workloads.{name}.{error.key}: {error}") from None
 
@@ -391,11 +391,11 @@ class Settings(_Section):
             OSError: if the code cannot be read.
         """
         source, function = self.source(name)
-        stated, data = self.stated(name), self.data(name)
+        section, data = self.stated(name), self.data(name)
         contents = source.read()
         data_digest = "" if data is None else data.digest
         digest = source.digest(
-            contents, function, stated.arguments, env=stated.env, data=data_digest
+            contents, function, section.arguments, env=section.env, data=data_digest
         )
         file = f"workloads/{digest}.py"
         if source.packed:  # workloads of one repository share the archive
@@ -405,12 +405,12 @@ class Settings(_Section):
             digest=digest,
             file=file,
             function=function,
-            arguments=stated.arguments,
+            arguments=section.arguments,
             source=source.entry,
             module=source.module,
             requirements=source.requirements,
             requirements_digest=source.needed_digest(contents),
-            env=stated.env,
+            env=section.env,
             data_digest=data_digest,
         ), source
 
@@ -463,8 +463,8 @@ def load_settings(file: Path | None = None) -> Settings:
     folder above. Raises SettingsError if the file is missing or a value is wrong.
     """
     here = Path(os.environ.get(f"{PREFIX}ROOT") or ".").resolve()
-    found = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
-    path = file or next(found, None)
+    files = (folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file())
+    path = file or next(files, None)
     if path is None:
         raise SettingsError(
             f"no {FILE} in {here} or above it: change to a project's folder, or create {FILE}"

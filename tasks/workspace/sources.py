@@ -75,11 +75,11 @@ class Source:
         data: digest of the workload's data; empty without data.
         """
         content = hash_files(contents).digest() if self.packed else contents[self.entry]
-        called = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
+        call = [f"{self.module}:{function}" if self.module else function, dict(arguments)]
         options = {"requirements": self.requirements, "env": env, "data": data}
-        if stated := {name: value for name, value in options.items() if value}:
-            called.append(stated)
-        rest = json.dumps(called, sort_keys=True).encode()
+        if values := {name: value for name, value in options.items() if value}:
+            call.append(values)
+        rest = json.dumps(call, sort_keys=True).encode()
         return hashlib.sha256(content + b"\0" + rest).hexdigest()[:12]
 
     def needed_digest(self, contents: Mapping[str, bytes]) -> str:
@@ -89,13 +89,13 @@ class Source:
         """
         if not self.requirements:
             return ""
-        stated = contents[self.requirements]
+        requirements = contents[self.requirements]
         # If the requirements file may refer to other files, the digest covers all files.
-        local = _READS_FILES.search(stated.decode(errors="replace"))
-        needed = hash_files(contents if local else {self.requirements: stated})
+        local = _READS_FILES.search(requirements.decode(errors="replace"))
+        file_hash = hash_files(contents if local else {self.requirements: requirements})
         # The digest covers the name too, because two requirements files need two environments.
-        needed.update(self.requirements.encode())
-        return str(needed.hexdigest()[:12])
+        file_hash.update(self.requirements.encode())
+        return str(file_hash.hexdigest()[:12])
 
     def travels_as(self, contents: Mapping[str, bytes]) -> bytes:
         """Return the code as the bytes to send to machines.
@@ -138,9 +138,9 @@ def folder_source(
     stem = module.replace(".", "/")
     entry = next((name for name in (f"{stem}.py", f"{stem}/__init__.py") if name in files), None)
     if entry is None:
-        known = [name[:-3].replace("/", ".") for name in files if name.endswith(".py")]
+        modules = [name[:-3].replace("/", ".") for name in files if name.endswith(".py")]
         raise SourceRefused(
-            "entrypoint", f"no module {module!r} in {folder}; {nearest_names(module, known)}"
+            "entrypoint", f"no module {module!r} in {folder}; {nearest_names(module, modules)}"
         )
     _check(files, folder, requirements)
     return Source(
@@ -187,7 +187,7 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
     symbolic link is not sent if it leads to a folder, out of `root`, to a hidden file, or to a path
     in `without`.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     left_out: list[str] = []
     for place, folders, names in os.walk(root):
         here = Path(place)
@@ -199,8 +199,8 @@ def _files(root: Path, without: Collection[Path]) -> tuple[dict[str, Path], list
             if _leads_out(path, root, without):
                 left_out.append(name)
             elif path.is_file():
-                found[name] = path
-    return dict(sorted(found.items())), left_out
+                files[name] = path
+    return dict(sorted(files.items())), left_out
 
 
 def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
@@ -210,16 +210,16 @@ def _leads_out(path: Path, root: Path, without: Collection[Path]) -> bool:
     below it. The link may be `path` itself or one of its parent folders.
     """
     target = path.resolve()
-    hidden = "/." in str(target).removeprefix(str(root))
-    skipped = hidden or any(map(target.is_relative_to, without))
-    out = path.is_dir() or skipped or not target.is_relative_to(root)
+    is_hidden = "/." in str(target).removeprefix(str(root))
+    is_skipped = is_hidden or any(map(target.is_relative_to, without))
+    out = path.is_dir() or is_skipped or not target.is_relative_to(root)
     return out and os.path.abspath(path) != str(target)
 
 
 def _sends_folder(path: Path, without: Collection[Path]) -> bool:
-    hidden = path.name.startswith(".") or path.name == "__pycache__"
+    is_hidden = path.name.startswith(".") or path.name == "__pycache__"
     environment = any((path / sign).exists() for sign in _ENVIRONMENTS)
-    return not (hidden or environment or path.resolve() in without)
+    return not (is_hidden or environment or path.resolve() in without)
 
 
 def _check(files: Mapping[str, Path], folder: Path, requirements: str) -> None:

@@ -110,20 +110,20 @@ def files_below(folder: Path) -> dict[str, int]:
     - The folder contains a broken link, a link to a folder, a special file, or a name that S3
       refuses.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, size in _walk(folder, ""):
-        found[name] = size
-        if len(found) > MOST_FILES:
+        sizes[name] = size
+        if len(sizes) > MOST_FILES:
             raise BadData(f"{folder} has more than {MOST_FILES} files: pack them into archives")
-    if not found:
+    if not sizes:
         raise BadData(f"{folder} contains no file: put the data there, or remove `data`")
-    return dict(sorted(found.items()))
+    return dict(sorted(sizes.items()))
 
 
 def _walk(folder: Path, within: str) -> Iterator[tuple[str, int]]:
     try:
-        with os.scandir(folder) as opened:
-            entries = list(opened)
+        with os.scandir(folder) as scan:
+            entries = list(scan)
         for entry in entries:
             name = f"{within}{entry.name}"
             length = len(name.encode(errors="replace"))

@@ -82,12 +82,12 @@ class Workspace:
 
     def without(self, names: Collection[str]) -> Workspace:
         """Return a copy of the workspace that lacks the workloads in `names`."""
-        kept = {
+        workloads = {
             name: workload
             for name, workload in self.settings.workloads.items()
             if name not in names
         }
-        return replace(self, settings=self.settings.model_copy(update={"workloads": kept}))
+        return replace(self, settings=self.settings.model_copy(update={"workloads": workloads}))
 
 
 def open_workspace(provider: str = "local", settings: Settings | None = None) -> Workspace:

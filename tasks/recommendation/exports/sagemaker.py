@@ -24,10 +24,10 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
             requested cluster nor any of its replacements.
     """
     selection.require_cloud("sagemaker", single_type=False)
-    offered = shape_of("sagemaker", "TrainingInstanceType").enum
+    instance_types = shape_of("sagemaker", "TrainingInstanceType").enum
     able, left_out = [], []
     for choice in selection.candidates:
-        if problem := _problem(choice, offered):
+        if problem := _problem(choice, instance_types):
             left_out.append(f"rank {choice.rank}: {problem}")
         else:
             able.append(choice)
@@ -45,12 +45,12 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     return document, json.dumps(document, indent=2)
 
 
-def _problem(cluster: RankedCluster, offered: frozenset[str]) -> str:
+def _problem(cluster: RankedCluster, instance_types: frozenset[str]) -> str:
     """Return the reason why SageMaker cannot train on the cluster, or "" if it can.
 
-    offered: the names of SageMaker's instance types.
+    instance_types: the names of SageMaker's instance types.
     """
-    missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in offered]
+    missing = [f"ml.{kind}" for kind in cluster.types if f"ml.{kind}" not in instance_types]
     if missing:
         return f"SageMaker does not offer {' and '.join(missing)}"
     if cluster.row["hours_p90"] * 3600 > MAX_RUNTIME_S:
@@ -85,18 +85,20 @@ def _job(ranks: list[RankedCluster]) -> dict[str, Any]:
     if len(ranks) > 1:
         machines = {"InstancePreferences": groups}
     elif len(groups) > 1:
-        named = [{"InstanceGroupName": f"group-{n}"} | choice for n, choice in enumerate(groups, 1)]
-        machines = {"InstanceGroups": named}
+        instance_groups = [
+            {"InstanceGroupName": f"group-{n}"} | choice for n, choice in enumerate(groups, 1)
+        ]
+        machines = {"InstanceGroups": instance_groups}
     hours = RUNTIME_LIMIT_FACTOR * max(choice.row["hours_p90"] for choice in ranks)
-    stopping = {"MaxRuntimeInSeconds": min(MAX_RUNTIME_S, math.ceil(3600 * hours))}
+    stop_condition = {"MaxRuntimeInSeconds": min(MAX_RUNTIME_S, math.ceil(3600 * hours))}
     request: dict[str, Any] = {"ResourceConfig": machines, "Environment": first.environment}
     if first.market == "spot":
         request["EnableManagedSpotTraining"] = True
-        stopping["MaxWaitTimeInSeconds"] = stopping["MaxRuntimeInSeconds"]
+        stop_condition["MaxWaitTimeInSeconds"] = stop_condition["MaxRuntimeInSeconds"]
     return {
         "ranks": [choice.rank for choice in ranks],
         "region": first.row["region"],
         "clusters": [choice.row["cluster"] for choice in ranks],
         "ec2_usd": [choice.row["usd"] for choice in ranks],
-        "request": request | {"StoppingCondition": stopping},
+        "request": request | {"StoppingCondition": stop_condition},
     }

@@ -217,11 +217,11 @@ def select(
     return Selection(ranks[rank], list(ranks.values()), now)
 
 
-def only_goal(stated: Sequence[GoalSettings]) -> str | None:
-    """Return the only goal in `stated` as text; None if there are no goals or several."""
-    if len(stated) != 1:
+def only_goal(goals: Sequence[GoalSettings]) -> str | None:
+    """Return the only goal in `goals` as text; None if there are no goals or several."""
+    if len(goals) != 1:
         return None
-    [only] = stated
+    [only] = goals
     return goal_text(
         {"goal": only.goal, "constraint_hours": only.hours, "constraint_usd": only.usd}
     )
