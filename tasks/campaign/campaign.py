@@ -32,13 +32,13 @@ from models.step_time.model import StepTimeModel, with_compressed
 from warehouse import reads
 
 from ..execution.collect import collect
-from ..execution.data import DataCarrier
+from ..execution.data_transfer import DataCarrier
 from ..execution.job import Served, job_of, workload_names
 from ..execution.session import not_served, serve
 from ..market.job_conditions import experience_of
 from ..market.offers import current_offers, with_facts
 from ..monitoring.checks import drifting_types
-from ..node.data import Download
+from ..node.data_paths import Download
 from ..node.record import DATA, INSTALL, MACHINE
 from ..recommendation.case import SEED, comparable, contenders, supply_of, with_usual_goals
 from ..reporting.progress import reporter

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer
 
-from ..execution.data import DataCarrier
+from ..execution.data_transfer import DataCarrier
 from ..execution.job import workload_names
 from ..execution.outcomes import Row
 from ..market.offers import offers_now

@@ -20,7 +20,7 @@ from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, parse_cluster
 
 from ..execution.claims import of_others
-from ..execution.data import DataPlan, fetch_s
+from ..execution.data_transfer import DataPlan, fetch_s
 from ..execution.job import Served, workload_names
 from ..execution.record_loader import Collected
 from ..execution.session import MOST_REPLACEMENTS

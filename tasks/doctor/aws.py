@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from models.domain.cluster import Cluster, Offer
 
-from ..execution.data import DataCarrier
+from ..execution.data_transfer import DataCarrier
 from ..providers.base import ProviderError
 from ..providers.ec2.api import PRICE_LIST_REGION, Clients, Ec2Api, answered_at, connect
 from ..providers.ec2.attempts import attempts

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..execution.data import DataCarrier
+from ..execution.data_transfer import DataCarrier
 from ..providers.ec2.settings import Ec2
 from ..workspace.settings import Settings, SettingsError
 from ..workspace.workload_data import Address

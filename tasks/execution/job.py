@@ -20,7 +20,7 @@ from models.campaign.shopping_list import PlannedLaunch
 from models.domain.cluster import Cluster, Offer, cluster_name
 from models.planner.learning import LEARNING_MOST_S, LEARNING_STEPS, LEARNING_WINDOWS
 
-from ..node.data import S3, Download
+from ..node.data_paths import S3, Download
 from ..node.record import (
     ANY,
     CPU,

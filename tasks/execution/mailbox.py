@@ -12,7 +12,7 @@ from typing import Any
 
 from models.domain.cluster import Cluster, Offer
 
-from ..node.data import DATA_FILE, FAILED, READY, Download
+from ..node.data_paths import DATA_FILE, FAILED, READY, Download
 from ..node.record import Plan, WorkloadFile, write_file, write_json
 from ..providers.base import Lease, read_object
 from ..workspace.sources import Source

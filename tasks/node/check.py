@@ -29,17 +29,17 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from .data import DataMissing
+from .data_paths import DataMissing
 from .device import reset_peak
 from .entrypoint import LoadedWorkload, WorkloadError, build, try_once
 from .equivalence import compare
 from .launch import explain
 from .loader import sizes
-from .measuring import Patience
 from .precision import Arithmetic, NoSuchPrecision
 from .processes import die_with_parent
 from .profiler import thread_counters
 from .record import Item, WorkloadFile
+from .repetition import Patience
 from .steps import train
 from .strategies.refusals import EQUAL_TO_DDP, fits
 

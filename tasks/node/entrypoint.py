@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from .data import S3, DataMissing
+from .data_paths import S3, DataMissing
 from .device import to_device
 from .loader import Loader
 from .precision import Arithmetic

@@ -31,9 +31,9 @@ from torch import nn
 
 from .entrypoint import LoadedWorkload
 from .launch import explain
-from .measuring import NotMeasured
 from .precision import Arithmetic
 from .record import Item
+from .repetition import NotMeasured
 from .steps import learn
 from .strategies.refusals import DDP, SHARDED
 from .strategies.replicas import Group, of_ranks

@@ -24,10 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from .data import data_path
+from .data_paths import data_path
 from .device import backend, device_of_rank, name_of
 from .entrypoint import LoadedWorkload, build, user_line
-from .measuring import Patience
 from .precision import Arithmetic
 from .probe import pairs
 from .processes import EXIT_LOST_PEER, EXIT_MAILBOX, leave
@@ -41,6 +40,7 @@ from .record import (
     write_json,
 )
 from .reference import Reference
+from .repetition import Patience
 from .strategies.replicas import of_ranks
 
 # torch 2.13 and later can create groups with any order of ranks

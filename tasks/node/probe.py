@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from .device import now
-from .measuring import NotMeasured, Patience, central, meet
 from .record import Item
+from .repetition import NotMeasured, Patience, central, meet
 from .strategies.messages import exchange
 from .strategies.replicas import Group, of_ranks
 

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
-from .measuring import Patience, central
 from .record import Item
+from .repetition import Patience, central
 from .strategies.messages import completed_future
 from .strategies.tensor import volumes
 

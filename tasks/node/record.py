@@ -68,7 +68,7 @@ class WorkloadFile:
     environment: path of the virtual environment with the requirements; empty if the node installs
         them.
     env: environment variables for the code.
-    data: a folder or an S3 address; empty if the function takes no data (see data.py).
+    data: a folder or an S3 address; empty if the function takes no data (see data_paths.py).
     data_digest: hash that identifies the data.
     """
 

@@ -31,8 +31,8 @@ from torch.distributed.fsdp import FSDPModule
 from .device import now, peak_bytes, reset_peak
 from .entrypoint import LoadedWorkload
 from .loader import running_workers
-from .measuring import NotMeasured, Patience, meet, next_block, spread
 from .record import Item
+from .repetition import NotMeasured, Patience, meet, next_block, spread
 from .strategies import apply_strategy
 from .strategies.refusals import ALWAYS_COMMUNICATE
 from .strategies.replicas import Group, no_sync, of_ranks

@@ -21,11 +21,11 @@ from .entrypoint import LoadedWorkload, try_once
 from .equivalence import compare
 from .launch import Launch, explain
 from .loader import worker_deaths_ignored
-from .measuring import NotMeasured
 from .probe import probe
 from .processes import EXIT_ITEM_FAILED, EXIT_LOST_PEER, die_with_parent, leave
 from .profiler import profile
 from .record import LEARN, Item
+from .repetition import NotMeasured
 from .steps import learn, train
 from .strategies.refusals import DDP, EQUAL_TO_DDP, SHARDED, refuse, refuse_model
 from .strategies.replicas import of_ranks

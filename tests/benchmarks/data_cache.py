@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from tasks.node.data_cache import Cached
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.loader import Loader
-from tasks.node.measuring import Patience
 from tasks.node.record import Item
+from tasks.node.repetition import Patience
 from tasks.node.steps import train
 from tasks.node.torchvision_operators import declare_what_did_not_load
 from tests.benchmarks.claims import ROOT, Claim, Write, report, show

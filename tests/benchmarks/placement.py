@@ -25,9 +25,9 @@ import typer
 from models.domain.numeric import FloatArray, IntArray
 from models.planner.placement import Links, Round, choose, halvings, ring
 from tasks.execution.rank_order import sending_order
-from tasks.node.measuring import meet
 from tasks.node.probe import SWEEPS, pairs
 from tasks.node.record import Item
+from tasks.node.repetition import meet
 from tasks.node.strategies.replicas import of_ranks
 from tests.benchmarks.claims import Claim, Write, report, show
 from tests.benchmarks.ranks import address, join, on_hosts

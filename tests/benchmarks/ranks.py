@@ -25,10 +25,10 @@ import torch.distributed as dist
 from tasks.node.checkpoint import write_checkpoint
 from tasks.node.device import reset_peak
 from tasks.node.entrypoint import build, try_once
-from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
 from tasks.node.profiler import profile
 from tasks.node.record import Item, WorkloadFile
+from tasks.node.repetition import Patience
 from tasks.node.steps import take_step, train
 from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.refusals import SHARDED

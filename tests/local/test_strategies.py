@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from tasks.node.entrypoint import LoadedWorkload
 from tasks.node.equivalence import compare
-from tasks.node.measuring import NotMeasured
 from tasks.node.record import Item
+from tasks.node.repetition import NotMeasured
 from tasks.node.strategies import apply_strategy
 from tasks.node.strategies.adasum import ADASUM, combine
 from tasks.node.strategies.compression import COMPRESSED, SparseExchange

@@ -35,9 +35,9 @@ _ROWS = (
     ("slow-machine-spread", "models/monitoring/slow_runs.py", r"float\(np\.exp\(_DEVIATIONS .*\)\)\)", "1.0)",
         "models/monitoring/test_slow_runs.py"),
     ("reference-threads", "tasks/node/reference.py", r"torch\.set_num_threads\(self\.threads\)", "pass",
-        "tasks/node/test_measuring.py"),
+        "tasks/node/test_repetition.py"),
     ("reference-precision", "tasks/node/reference.py", r'torch\.set_float32_matmul_precision\("highest"\)', "pass",
-        "tasks/node/test_measuring.py"),
+        "tasks/node/test_repetition.py"),
     ("tied-weights", "tasks/node/switches.py", r"all\(times == uses.*\.items\(\)\)", "True",
         "tasks/node/workloads/test_known.py"),
     # What only tests that start hosts hold.

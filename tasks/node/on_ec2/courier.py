@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..agent import EXIT_DEADLINE, clean_environment
-from ..data import DATA_FILE
+from ..data_paths import DATA_FILE
 from ..processes import adopt_orphans, end_descendants
 from .fetch import Fetcher
 from .metadata import Metadata

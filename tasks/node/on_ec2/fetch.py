@@ -1,7 +1,7 @@
 """Download workloads' data from S3 to a rented machine's disk, in a thread.
 
 The data folders belong to root, so that user code can read them but not write there. If a download
-fails, the reason is written to a file beside the folder (see data.py).
+fails, the reason is written to a file beside the folder (see data_paths.py).
 """
 
 import shutil
@@ -14,7 +14,7 @@ from typing import Any
 
 from s3transfer.manager import TransferManager
 
-from ..data import (
+from ..data_paths import (
     FAILED,
     FAILURE,
     FETCHING,

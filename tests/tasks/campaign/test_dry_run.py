@@ -16,7 +16,7 @@ from models.domain.cluster import Cluster
 from tasks.campaign import dry_run
 from tasks.campaign import spending as caps
 from tasks.campaign.spending import Tally
-from tasks.execution import data as execution_data
+from tasks.execution import data_transfer
 from tasks.providers.ec2.api import Ec2Api
 from tasks.providers.ec2.attempts import attempts
 from tasks.providers.ec2.prices import apply_terms, most_usd_per_hour_beside
@@ -119,12 +119,12 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
     one = replace(launch("g4dn.xlarge", 1), items=(item,))
     before_s = dry_run.dry_run_rows(here, [one], offers(), tally(5.0), NOON)[0]["deadline_s"]
-    monkeypatch.setattr(execution_data, "FETCHED_BYTES_PER_S", 2**20 / 1000)
-    monkeypatch.setattr(execution_data, "download_usd", lambda *_, **__: 1.5)
+    monkeypatch.setattr(data_transfer, "FETCHED_BYTES_PER_S", 2**20 / 1000)
+    monkeypatch.setattr(data_transfer, "download_usd", lambda *_, **__: 1.5)
     file = here.settings.root / "srift.toml"
     file.write_text(file.read_text().replace("samples", 'data = "s3://photos/cats"\nsamples'))
     aws = FakeAws()
-    monkeypatch.setattr(execution_data, "connect", lambda _: Ec2Api(aws.clients, aws.clock))
+    monkeypatch.setattr(data_transfer, "connect", lambda _: Ec2Api(aws.clients, aws.clock))
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
     [row] = dry_run.dry_run_rows(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)

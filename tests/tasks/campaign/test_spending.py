@@ -15,7 +15,7 @@ from models.domain.cluster import Cluster
 from tasks.campaign import campaign
 from tasks.campaign import spending as caps
 from tasks.campaign.spending import RELEASE_S, Tally
-from tasks.execution.data import DataCarrier, DataPlan
+from tasks.execution.data_transfer import DataCarrier, DataPlan
 from tasks.execution.record_loader import load_lease
 from tasks.providers.base import Lease, LeaseUnreadable, ProviderError
 from tasks.providers.ec2.api import Ec2Api

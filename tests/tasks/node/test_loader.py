@@ -14,9 +14,9 @@ from tasks.node import processes, profiler
 from tasks.node.entrypoint import build, try_once
 from tasks.node.launch import explain
 from tasks.node.loader import LoaderError, running_workers, worker_deaths_ignored
-from tasks.node.measuring import Patience
 from tasks.node.precision import Arithmetic
 from tasks.node.record import Item, Plan, WorkloadFile
+from tasks.node.repetition import Patience
 from tasks.node.steps import train
 from tasks.node.worker import lost_peer
 

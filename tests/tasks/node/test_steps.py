@@ -9,9 +9,9 @@ import torch
 
 from tasks.node import checkpoint, profiler, steps
 from tasks.node.entrypoint import LoadedWorkload
-from tasks.node.measuring import NotMeasured, Patience
 from tasks.node.precision import Arithmetic, NoSuchPrecision
 from tasks.node.record import Item
+from tasks.node.repetition import NotMeasured, Patience
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 from botocore.exceptions import ClientError
 
-from tasks.node.data import KEPT_FREE_BYTES, Download
+from tasks.node.data_paths import KEPT_FREE_BYTES, Download
 from tasks.node.on_ec2 import fetch
 from tasks.node.on_ec2.fetch import Fetcher
 from tasks.node.on_ec2.s3 import s3_client

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from warehouse.append import append
 
-from ..node.data import KEPT_FREE_BYTES, S3, files_of
+from ..node.data_paths import KEPT_FREE_BYTES, S3, files_of
 from ..providers.base import ProviderError
 from ..providers.ec2.api import Answer, Clients, Ec2Api, Store, aws_errors, connect
 from ..providers.ec2.leases import Ec2Leases

@@ -8,8 +8,8 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tasks.execution import data as execution_data
-from tasks.execution.data import DataCarrier, fetch_s
+from tasks.execution import data_transfer
+from tasks.execution.data_transfer import DataCarrier, fetch_s
 from tasks.providers.ec2.leases import Ec2Leases
 from tasks.providers.ec2.settings import Ec2
 from tasks.workspace.settings import load_settings
@@ -89,7 +89,7 @@ def test_an_object_that_changes_under_the_fetch_is_a_problem(carrier, s3):
 
 
 def test_without_room_a_fetch_is_refused(carrier, s3, monkeypatch):
-    monkeypatch.setattr(execution_data, "_LEFT_FREE_BYTES", 2**60)
+    monkeypatch.setattr(data_transfer, "_LEFT_FREE_BYTES", 2**60)
     assert f"`aws s3 sync {ADDRESS} FOLDER`" in planned(carrier(ADDRESS)).problem
 
 
@@ -150,7 +150,7 @@ def test_machines_of_ec2_fetch_an_address_themselves(carrier, s3, monkeypatch):
     ],
 )
 def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, ec2, usd_per_gb):
-    monkeypatch.setattr(execution_data.Ec2Api, "_image", lambda *_: {})
+    monkeypatch.setattr(data_transfer.Ec2Api, "_image", lambda *_: {})
     here = carrier(ADDRESS, "ec2", **ec2)
     monkeypatch.setattr(here, "_files", lambda _: ({"a": 10**9, "b": 10**9}, REGION))
     [plan] = here.plans(["conv"], region)
@@ -161,6 +161,6 @@ def test_a_download_costs_what_its_route_does(carrier, s3, monkeypatch, region, 
 def test_a_volume_that_cannot_hold_image_and_data_is_refused_before_anything_is_bought(
     carrier, monkeypatch, s3, volume_gib, fits
 ):
-    monkeypatch.setattr(execution_data, "least_gib", lambda _: 45)
-    monkeypatch.setattr(execution_data.Ec2Api, "_image", lambda *_: {})
+    monkeypatch.setattr(data_transfer, "least_gib", lambda _: 45)
+    monkeypatch.setattr(data_transfer.Ec2Api, "_image", lambda *_: {})
     assert (planned(carrier(provider="ec2", volume_gib=volume_gib)).problem == "") is fits

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.monitoring.slow_runs import TAKEN
-from tasks.node import measuring, reference
-from tasks.node.measuring import Patience
+from tasks.node import reference, repetition
+from tasks.node.repetition import Patience
 
 SECONDS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=40)
 BOUNDS = {"least": 8, "most": 30}
@@ -15,10 +15,10 @@ BOUNDS = {"least": 8, "most": 30}
 
 @given(SECONDS, st.floats(0.1, 8))
 def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(seconds, left_s):
-    assert len(seconds) >= 8 or measuring.next_block(seconds, left_s=left_s, **BOUNDS)
-    assert not measuring.next_block(seconds, left_s=0.0, **BOUNDS)
-    assert not measuring.next_block(seconds, least=1, most=len(seconds), left_s=8.0)
-    assert 1 <= measuring.next_block(seconds, least=99, most=len(seconds) + 3, left_s=8.0) <= 3
+    assert len(seconds) >= 8 or repetition.next_block(seconds, left_s=left_s, **BOUNDS)
+    assert not repetition.next_block(seconds, left_s=0.0, **BOUNDS)
+    assert not repetition.next_block(seconds, least=1, most=len(seconds), left_s=8.0)
+    assert 1 <= repetition.next_block(seconds, least=99, most=len(seconds) + 3, left_s=8.0) <= 3
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_a_run_has_its_least_steps_while_there_is_time_and_an_end_however_noisy(
     ],
 )
 def test_a_steady_run_ends_and_a_noisy_one_goes_on(seconds, enough):
-    assert (measuring.next_block(seconds, left_s=6.0, **BOUNDS) == 0) is enough
+    assert (repetition.next_block(seconds, left_s=6.0, **BOUNDS) == 0) is enough
 
 
 def test_spread_by_hand():
-    assert measuring.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3)
-    assert measuring.spread([7.0]) == 0.0 and measuring.DISTURBED == TAKEN
+    assert repetition.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx(2 / 3)
+    assert repetition.spread([7.0]) == 0.0 and repetition.DISTURBED == TAKEN
 
 
 class Host:
@@ -54,7 +54,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(repetition, "_STAT", tmp_path / "stat")
     return Host(tmp_path / "stat")
 
 
@@ -96,7 +96,7 @@ def test_ranks_repeat_together_for_the_least_patience_and_the_most_disturbed_mac
 ):
     # the other machine: ticks stolen, wanted, seconds, patience left, seconds of the fixed work
     others = iter([[50.0, 80.0, 30.0, 45.0 - 30.0 * turn, 0.02] for turn in range(9)])
-    monkeypatch.setattr(measuring, "of_ranks", lambda mine, _group: [list(mine), next(others)])
+    monkeypatch.setattr(repetition, "of_ranks", lambda mine, _group: [list(mine), next(others)])
     patient = Patience(left_s=100.0)
     assert patient.repeat_if_disturbed(blocks(host, clock, *[0] * 6), None) == 2
     assert patient.left_s == -15.0 and patient.taken_share == pytest.approx(50 / 80)

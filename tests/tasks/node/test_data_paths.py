@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.node.data import DataMissing, data_path, files_of, folder_of
+from tasks.node.data_paths import DataMissing, data_path, files_of, folder_of
 from tasks.node.launch import explain
 from tasks.node.record import DATA, Item, WorkloadFile, record_of
 from tests.tasks.node.conftest import plan
