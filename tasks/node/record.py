@@ -198,7 +198,7 @@ class Plan:
         node checks its GPUs for at most `join_s` seconds.
     prepare_s: maximum seconds that nodes take to install requirements.
     patience_s: seconds, shared by all runs, for repeating measurements that other virtual machines
-        disturbed (see measuring.Patience).
+        disturbed (see repetition.Patience).
     ranks: the indices of the nodes that take part in this attempt, in ascending order; empty means
         all nodes.
     pairs: True to measure the link between each pair of machines before the runs.

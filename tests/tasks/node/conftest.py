@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tasks.node import device_check, measuring
+from tasks.node import device_check, repetition
 from tasks.node.on_ec2 import courier, metadata, sync
 from tasks.node.record import CPU, Devices, Plan, write_json
 
@@ -79,6 +79,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock(now=0.0)
-    for module in (courier, device_check, measuring, metadata, sync):
+    for module in (courier, device_check, repetition, metadata, sync):
         monkeypatch.setattr(module, "time", clock)
     return clock
