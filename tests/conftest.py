@@ -86,7 +86,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture
-def own_environment():
+def clean_environment():
     """What a command sets for itself, as for Prefect, does not outlive the test."""
     before = dict(os.environ)
     yield
@@ -126,7 +126,7 @@ def s3(monkeypatch):
 
 
 @pytest.fixture
-def no_credentials(own_environment, monkeypatch, tmp_path):
+def no_credentials(clean_environment, monkeypatch, tmp_path):
     """Neither variables nor files nor a machine's metadata tell of an account of AWS."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

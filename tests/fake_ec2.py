@@ -141,7 +141,7 @@ class FakeAws:
         return len(self.instances)
 
     def count(self, action):
-        return sum(one == action for one, _ in self.calls)
+        return sum(name == action for name, _ in self.calls)
 
     def fails(self, action, code, **more):
         """This fault alone strikes from now on."""
@@ -170,9 +170,9 @@ class FakeAws:
             answer = self.answers[method] | self.s3.headers(self.now)
         else:
             name = next(
-                getattr(part, name)
-                for part, name in ((self, f"_{method}"), (self.s3, method), (self.account, method))
-                if hasattr(part, name)
+                getattr(api, name)
+                for api, name in ((self, f"_{method}"), (self.s3, method), (self.account, method))
+                if hasattr(api, name)
             )
             answer = name(region=region, now=self.now, **words)
         if fault is not None:
@@ -189,13 +189,13 @@ class FakeAws:
 
     def _create_fleet(self, *, region, now, **words):
         """The same token buys nothing twice, and a failure is final for its token."""
-        token, asked = words["ClientToken"], repr(sorted(words.items()))
+        token, request = words["ClientToken"], repr(sorted(words.items()))
         if token not in self.tokens:
             ids, codes = self._fleet(region, words)
             errors = [{"ErrorCode": code, "ErrorMessage": "a secret"} for code in codes]
             answer = {"Instances": [{"InstanceIds": ids}] if ids else [], "Errors": errors}
-            self.tokens[token] = asked, answer
-        if self.tokens[token][0] != asked:
+            self.tokens[token] = request, answer
+        if self.tokens[token][0] != request:
             raise client_error("IdempotentParameterMismatch", "CreateFleet")
         return self.tokens[token][1]
 

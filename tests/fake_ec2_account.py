@@ -142,7 +142,7 @@ class Account:
 
     def revoke_security_group_egress(self, *, region, GroupId, **_):
         group = self.groups[region, GroupId]
-        group["out"] = [one for one in group["out"] if one != "everything"]
+        group["out"] = [rule for rule in group["out"] if rule != "everything"]
         return {}
 
     def __getattr__(self, method):

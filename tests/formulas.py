@@ -49,10 +49,10 @@ def sent_elements(
             for at, (before, after) in enumerate(layers)
         )
         return 2 * (ranks - 1) / ranks * moved + 2 * turned * last * (len(layers) % 2)
-    part = (side - 1) / side**2
+    fraction = (side - 1) / side**2
     found = turned * (ways * first + 2 * last)
     for at, (before, after) in enumerate(layers):
         passes = 3.0 if at else 1.0 + ways
-        found += part * passes * rows * before / depth
-        found += (part * passes + 2 * (depth - 1) / depth / side**2) * before * after
+        found += fraction * passes * rows * before / depth
+        found += (fraction * passes + 2 * (depth - 1) / depth / side**2) * before * after
     return found

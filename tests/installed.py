@@ -162,8 +162,8 @@ def priced(folder, provider=None):
 
 def changed(here, section, **values):
     """An installation whose settings have these values in a section."""
-    part = getattr(here.settings, section).model_copy(update=values)
-    return replace(here, settings=here.settings.model_copy(update={section: part}))
+    updated = getattr(here.settings, section).model_copy(update=values)
+    return replace(here, settings=here.settings.model_copy(update={section: updated}))
 
 
 def digests():

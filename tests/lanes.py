@@ -16,8 +16,8 @@ HOSTS = STARTING.split()
 
 def lane(path):
     """What the tests of the file at `path` stay together with: "hosts", or the file alone."""
-    own = Path(path)
-    return "hosts" if own.parent.name == "local" and own.name in HOSTS else path
+    file = Path(path)
+    return "hosts" if file.parent.name == "local" and file.name in HOSTS else path
 
 
 def order_of(item):

@@ -27,7 +27,7 @@ def _as_ordinary_user(folder):
     """PostgreSQL refuses to be run by root."""
     if os.getuid():
         return []
-    known = {one.pw_name: one for one in pwd.getpwall()}
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
     user = known.get("postgres") or known["nobody"]
     os.chown(folder, user.pw_uid, user.pw_gid)
     return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]

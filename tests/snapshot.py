@@ -78,7 +78,9 @@ def make(today, catalogue=CATALOGUE):
         for region, rows in INSTANCE_TYPE_OFFERINGS["region"].items()
         if _REGION.fullmatch(region)
     }
-    several = (name for name, one in INSTANCE_TYPES.items() if several_interfaces(one))
+    several = (
+        name for name, instance_type in INSTANCE_TYPES.items() if several_interfaces(instance_type)
+    )
     new = pd.read_csv(catalogue, index_col="instance_type")["on_demand_usd_per_h_us_east_1"]
     usd = estimated(prices["compute"]["ec2_linux"], new.dropna())
     return {

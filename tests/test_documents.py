@@ -25,7 +25,7 @@ _INLINE = re.compile(r"`(srift [^`]*)`")
 DOCUMENTS = [
     path
     for path in sorted(ROOT.rglob("*.md"))
-    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    if not any(name.startswith(".") for name in path.relative_to(ROOT).parts)
 ]
 each_document = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
@@ -45,7 +45,7 @@ def typed(path):
     for language, body in _BLOCK.findall(text):
         if language in ("console", "bash", "sh"):
             yield from _TYPED.findall(body)
-    yield from (one for one in _INLINE.findall(_BLOCK.sub("", text)) if " --" in one)
+    yield from (code for code in _INLINE.findall(_BLOCK.sub("", text)) if " --" in code)
 
 
 @each_document

@@ -49,7 +49,7 @@ def test_the_scripts_train(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_workload_passes_the_check(name, own_environment, monkeypatch, capfd):
+def test_the_workload_passes_the_check(name, clean_environment, monkeypatch, capfd):
     monkeypatch.chdir(EXAMPLES)
     app(["check", name], standalone_mode=False)
     printed = capfd.readouterr().out

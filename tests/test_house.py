@@ -54,8 +54,8 @@ def test_nothing_branches_on_the_name_of_a_provider():
         for path in files
         for node in nodes(path)
         if isinstance(node, ast.Compare | ast.MatchValue)
-        for one in ast.walk(node)
-        if isinstance(one, ast.Constant) and one.value in ("ec2", "local")
+        for leaf in ast.walk(node)
+        if isinstance(leaf, ast.Constant) and leaf.value in ("ec2", "local")
     ]
     assert set(found) <= {"tasks/workspace/settings.py"}
 

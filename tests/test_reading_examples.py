@@ -27,9 +27,9 @@ def published():
 
 def test_the_question_is_answered_by_duckdbs_shell_and_the_published_file_alone(published):
     shell = shutil.which("duckdb", path=Path(sys.executable).parent)
-    asked = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
+    query = (EXAMPLES / "question.sql").read_text().replace("transformer-lm", "conv")
     words = [shell, "-readonly", "-line", published / "recommendations.duckdb"]
-    done = subprocess.run(words, input=asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, input=query, capture_output=True, text=True, timeout=60)
     found = dict(line.strip().split(" = ") for line in done.stdout.splitlines() if " = " in line)
     assert found["workload"] == "conv" and found["cluster"].endswith("s.small"), done
     assert 0 < float(found["hours"]) <= float(found["hours_with_90_percent"]) <= 12

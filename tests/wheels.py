@@ -17,6 +17,6 @@ def wheel(folder, name, version, code, *requires):
     record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as packed:
-        for one, text in (files | {f"{info}/RECORD": record}).items():
-            packed.writestr(one, text)
+        for file, text in (files | {f"{info}/RECORD": record}).items():
+            packed.writestr(file, text)
     return path

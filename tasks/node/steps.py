@@ -153,7 +153,7 @@ class TimedSteps:
     def until_steady(self, item: Item) -> tuple[list[float], list[float]]:
         """Run and time steps, block by block, until the step time is precise.
 
-        `repetition.next_block` decides when to stop. Returns (durations, waits) in seconds, with one
+        `repetition.next_block` decides when to stop. Returns (durations, waits) in seconds, with an
         entry per step. The wait is the part of the duration in which the step waited for batches.
         Each entry is the maximum over ranks.
         """

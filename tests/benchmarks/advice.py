@@ -55,8 +55,8 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
         else:
             hours = round(extremes["fastest"]["hours_p90"] * slack, 3)
             goal = Goal(goal="cheapest_within_deadline", hours=hours)
-        asked = replace(workload, goals=(goal,))
-        rows = Case.of(here, champion, asked, offers, runs).plan(top=3).rows
+        job = replace(workload, goals=(goal,))
+        rows = Case.of(here, champion, job, offers, runs).plan(top=3).rows
         ranked = [
             row
             for row in rows
@@ -66,16 +66,16 @@ def questions(here: Workspace, champion: Champion, count: int) -> list[Question]
         answers = {role: _setup(row, offers) for role, row in roles}
         habit = HABITS[number % len(HABITS)]
         answers[habit] = _habitual(here, habit, answers[ADVISED], offers)
-        found.append(Question(workload=asked, goal=goal, answers=answers))
+        found.append(Question(workload=job, goal=goal, answers=answers))
     return found
 
 
 def _setup(row: dict[str, Any], offers: Sequence[Offer]) -> Setup:
     by_name = {(offer.instance_type.name, offer.market): offer for offer in offers}
     members = [
-        by_name[part["instance_type"], part["market"]]
-        for part in row["cluster_offers"]
-        for _ in range(part["count"])
+        by_name[pool["instance_type"], pool["market"]]
+        for pool in row["cluster_offers"]
+        for _ in range(pool["count"])
     ]
     return Setup(
         workload=row["workload"],
@@ -109,25 +109,25 @@ def _habitual(here: Workspace, habit: str, advised: Setup, offers: Sequence[Offe
     )
 
 
-def measured_seconds(here: Workspace, asked: Sequence[Question]) -> dict[Setup, float]:
+def measured_seconds(here: Workspace, questions: Sequence[Question]) -> dict[Setup, float]:
     """Measure each distinct setup, one launch a cluster; return seconds of a step."""
     setups = list(
-        dict.fromkeys(answer for question in asked for answer in question.answers.values())
+        dict.fromkeys(answer for question in questions for answer in question.answers.values())
     )
     by_cluster: dict[Cluster, list[Setup]] = {}
     for setup in setups:
         by_cluster.setdefault(setup.cluster, []).append(setup)
     launches = []
-    for cluster, own in by_cluster.items():
+    for cluster, group in by_cluster.items():
         nodes = tuple(range(len(cluster.members)))
         items = [
             Unseen(
-                workload=one.workload,
+                workload=setup.workload,
                 nodes=nodes,
-                batches=one.batch_per_device,
-                accumulation_steps=one.accumulation_steps,
+                batches=setup.batch_per_device,
+                accumulation_steps=setup.accumulation_steps,
             )
-            for one in own
+            for setup in group
         ]
         launches.append(launch_of(cluster, items, "to judge advice"))
     runs = measure_all(here, launches, trial_name("advice"))
@@ -140,21 +140,21 @@ def measured_seconds(here: Workspace, asked: Sequence[Question]) -> dict[Setup, 
 
 
 def judge(
-    asked: Sequence[Question], step_s: dict[Setup, float], conditions: JobConditions
+    questions: Sequence[Question], step_s: dict[Setup, float], conditions: JobConditions
 ) -> pd.DataFrame:
     """A row a question and role: measured hours and dollars, meets, regret of choices that meet."""
     rows = []
-    for number, question in enumerate(asked, 1):
-        goal, own = question.goal, []
+    for number, question in enumerate(questions, 1):
+        goal, options = question.goal, []
         for role, setup in question.answers.items():
             hours, usd = _true_cost(question.workload, setup, step_s[setup], conditions)
             meets = (goal.hours is None or hours <= goal.hours) and (
                 goal.usd is None or usd <= goal.usd
             )
             aim = usd if goal.objective == "usd" else hours
-            own.append((number, role, setup.cluster.name, hours, usd, meets, aim))
+            options.append((number, role, setup.cluster.name, hours, usd, meets, aim))
         frame = pd.DataFrame(
-            own, columns=["question", "role", "cluster", "hours", "usd", "meets", "aim"]
+            options, columns=["question", "role", "cluster", "hours", "usd", "meets", "aim"]
         )
         best = frame["aim"][frame["meets"]].min()
         rows.append(frame.assign(regret=(frame["aim"] / best - 1).where(frame["meets"])))
@@ -178,9 +178,9 @@ def main(count: int = 10, write: Write = False) -> None:
     champion = load_champion(here.home, "local")
     if champion is None:
         raise typer.BadParameter("no champion is in force: run `srift refresh` first")
-    asked = questions(here, champion, count)
-    judged = judge(asked, measured_seconds(here, asked), experience_of(here).conditions)
-    show(f"{len(asked)} questions", judged)
+    cases = questions(here, champion, count)
+    judged = judge(cases, measured_seconds(here, cases), experience_of(here).conditions)
+    show(f"{len(cases)} questions", judged)
     by = judged.groupby("role", sort=False)
     show("by role", by.agg(met=("meets", "sum"), regret=("regret", "mean")).reset_index())
     advised = judged[judged["role"] == ADVISED]

@@ -73,11 +73,11 @@ def ground_of(runs: pd.DataFrame, workload: str) -> Ground:
     picked = sizes[order[:BATCHES]]
     measured = measured.take(np.flatnonzero(np.isin(measured.global_batch, picked)))
     ground = Ground(workload=workload, setups=measured.setups, step_s=measured.step_s, questions=())
-    asked: list[OpenChoice] = []
+    choices: list[OpenChoice] = []
     for size in picked:
         places = np.flatnonzero(measured.global_batch == size)
-        asked += questions_at(places, measured.step_s, ground.usd_per_hour)
-    return replace(ground, questions=tuple(asked))
+        choices += questions_at(places, measured.step_s, ground.usd_per_hour)
+    return replace(ground, questions=tuple(choices))
 
 
 def questions_at(places: IntArray, step_s: FloatArray, price: FloatArray) -> list[OpenChoice]:
@@ -336,11 +336,11 @@ def policies(
     mine = (runs["workload"] == ground.workload).to_numpy(bool)
     kept = [np.flatnonzero(mine & (runs["ranks"] == 1).to_numpy(bool))]
     for name in sorted(set(runs["workload"]) - {ground.workload}):
-        own = np.flatnonzero((runs["workload"] == name).to_numpy())
-        kept.append(random.choice(own, min(len(own), _OTHER_ROWS), replace=False))
+        places = np.flatnonzero((runs["workload"] == name).to_numpy())
+        kept.append(random.choice(places, min(len(places), _OTHER_ROWS), replace=False))
     model = fit(replace(data, runs=runs.iloc[np.sort(np.concatenate(kept))]), seed=seed)
     mean, covariance, noise = model.joint(frame_of(ground.setups))
-    known = [at for at, one in enumerate(ground.setups) if sum(one.layout) == 1]
+    known = [at for at, setup in enumerate(ground.setups) if sum(setup.layout) == 1]
     ours = Ours(
         ground=ground,
         order=(),

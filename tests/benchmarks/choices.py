@@ -72,9 +72,9 @@ class Contest:
 
     def table(self, goals: Sequence[Goal], top: int) -> list[Row]:
         """Rows of the recommendation table."""
-        asked = job(self.setups[0].workload, self.setups[0].global_batch, *goals)
-        costs = job_costs(asked, self.setups, self.predictions, self.draws)
-        return recommend(asked, costs, top=top)
+        question = job(self.setups[0].workload, self.setups[0].global_batch, *goals)
+        costs = job_costs(question, self.setups, self.predictions, self.draws)
+        return recommend(question, costs, top=top)
 
     def place(self, row: Row) -> int | None:
         """Position of the row's setup; None for a row without a cluster."""
@@ -82,8 +82,8 @@ class Contest:
         wanted = [row[name] for name in names]
         found = (
             at
-            for at, one in enumerate(self.setups)
-            if [one.row()[name] for name in names] == wanted
+            for at, setup in enumerate(self.setups)
+            if [setup.row()[name] for name in names] == wanted
         )
         return next(found, None)
 
@@ -125,9 +125,9 @@ CHOOSERS: dict[str, Chooser] = {
     RECOMMENDED: recommended,
     "recommended at 90 %": _required,
     "communication ignored": _compute_only,
-    "cheapest per hour": _by(lambda one: one.cluster.total_usd_per_hour or np.nan),
-    "most machines": _by(lambda one: -len(one.layout)),
-    "dearest device": _by(lambda one: -_device_usd(one), lambda one: len(one.layout)),
+    "cheapest per hour": _by(lambda setup: setup.cluster.total_usd_per_hour or np.nan),
+    "most machines": _by(lambda setup: -len(setup.layout)),
+    "dearest device": _by(lambda setup: -_device_usd(setup), lambda setup: len(setup.layout)),
 }
 
 
@@ -221,13 +221,13 @@ def contests(
     data = replace(data, runs=runs)
     names, alone = runs["workload"].to_numpy(str), (runs["layout"] == "1").to_numpy(bool)
     for workload in sorted(set(names)):
-        own = names == workload
-        known = ~own | alone
+        of_workload = names == workload
+        known = ~of_workload | alone
         model = fit(replace(data, runs=runs[known]), seed=seed)
-        measured = measured_setups(runs[own], devices, usd)
+        measured = measured_setups(runs[of_workload], devices, usd)
         if pilots and measured.setups:
             chosen = recommended_pilots(model, measured.setups, count=pilots, seed=seed)
-            known[np.flatnonzero(own)[measured.places[chosen]]] = True
+            known[np.flatnonzero(of_workload)[measured.places[chosen]]] = True
             model = fit(replace(data, runs=runs[known]), seed=seed)
         sizes = measured.global_batch
         for batch in sorted(set(sizes.tolist())):
@@ -247,9 +247,9 @@ def main(pilots: int = 3, seed: int = 0, write: Write = False) -> None:
     """Print regret and misses by chooser, and how often the chances in the table hold."""
     with single_thread():
         played = list(contests(training_data(), DEVICES, PRICES, pilots=pilots, seed=seed))
-        judged = pd.concat([judge(one, seed=seed) for one in played])
-        said = pd.concat(map(chances, played))
-    table, tenths = summary(judged), reliability(said)
+        judged = pd.concat([judge(contest, seed=seed) for contest in played])
+        chance_rows = pd.concat(map(chances, played))
+    table, tenths = summary(judged), reliability(chance_rows)
     show(f"choices at {len(played)} global batches, {pilots} pilots, per cent", table)
     show("chances of the first five rows, per cent", tenths)
     claims = []
@@ -262,7 +262,7 @@ def main(pilots: int = 3, seed: int = 0, write: Write = False) -> None:
     off = (tenths["said"] - tenths["held"]).abs() <= 4
     claim = "tenths of chances within 4 points"
     claims.append(Claim(claim, "all", f"{int(off.sum())} of {len(off)}", bool(off.all())))
-    first = said[(said["rank"] == 1) & (said["chance"] == "p ok")]
+    first = chance_rows[(chance_rows["rank"] == 1) & (chance_rows["chance"] == "p ok")]
     gap = 100 * float(first["said"].mean() - first["held"].mean())
     claims.append(Claim("first rows, said less held", "3 points", f"{gap:.1f}", abs(gap) <= 3))
     report("choices", claims, write=write)

@@ -95,9 +95,9 @@ def cached(photos: Photos, name: str, folder: str) -> Any:
     """The photos behind the cache of this name."""
     if name not in CACHES:
         return photos
-    part, disk, filled = CACHES[name]
+    share, disk, filled = CACHES[name]
     options: dict[str, Any] = {
-        "memory_gib": part * _DECODED_GIB,
+        "memory_gib": share * _DECODED_GIB,
         "folder": folder if disk else None,
         "key": "photos",
     }
@@ -203,10 +203,10 @@ def main(rounds: int = 3, write: Write = False) -> None:
     alike = bool(rows.groupby("workers")["weights"].nunique().eq(1).all())
     claims = [Claim("a cache trains to the same bits", "all", f"{len(rows)} trainings", alike)]
     for name in CACHES:
-        own = over.query("cache == @name")
-        later = ", ".join(f"{one:.2f}" for one in own["later_s"])
-        first = float(own["first_s"].max())
-        met = first <= 1.1 and bool((own["later_s"] < 1).all())
+        cache_rows = over.query("cache == @name")
+        later = ", ".join(f"{seconds:.2f}" for seconds in cache_rows["later_s"])
+        first = float(cache_rows["first_s"].max())
+        met = first <= 1.1 and bool((cache_rows["later_s"] < 1).all())
         result = f"{first:.2f}; later {later}"
         claims.append(Claim(f"first epoch, cache {name}", "1.1; later below 1", result, met))
     off = ((rows["srift_s"] - rows["wait_s"]) / rows["later_s"]).abs()

@@ -102,7 +102,7 @@ class ElasticJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Trial:
     """One job; `losses_s` if it teaches, else losses are drawn from `seed`."""
 
     workload: str
@@ -112,10 +112,10 @@ class Asked:
     losses_s: tuple[float, ...] = ()
 
 
-def jobs(rounds: int) -> list[Asked]:
+def jobs(rounds: int) -> list[Trial]:
     """Jobs that teach, then twelve judged ones a round."""
     found = [
-        Asked(workload=workload, kind=kind, hosts=count, losses_s=losses)
+        Trial(workload=workload, kind=kind, hosts=count, losses_s=losses)
         for workload, (kind, (count, losses)) in zip(WORKLOADS, TEACHING.items(), strict=True)
     ]
     for turn in range(rounds):
@@ -123,7 +123,7 @@ def jobs(rounds: int) -> list[Asked]:
             for kind in (SHRINKS, REPLACED):
                 for workload in WORKLOADS:
                     seed = 1000 * turn + len(found)
-                    found.append(Asked(workload=workload, kind=kind, hosts=count, seed=seed))
+                    found.append(Trial(workload=workload, kind=kind, hosts=count, seed=seed))
     return found
 
 
@@ -138,9 +138,9 @@ class Market:
     over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def acquired(self, acquire: Any, *asked: Any, **how: Any) -> Iterator[RunningCluster]:
+    def acquired(self, acquire: Any, *request: Any, **how: Any) -> Iterator[RunningCluster]:
         """Stand in for the provider's `acquire`."""
-        with acquire(*asked, **how) as running:
+        with acquire(*request, **how) as running:
             thread = threading.Thread(target=self._take, args=(running,), daemon=True)
             thread.start()
             try:
@@ -218,22 +218,22 @@ def _cluster(here: Workspace, kind: str, count: int, *, market: str = "spot") ->
     return Cluster(members=(offers["on-demand"], *(offers[market],) * (count - 1)))
 
 
-def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]]) -> ElasticJob:
+def planned(here: Workspace, trial: Trial, steps: Mapping[Setting, list[float]]) -> ElasticJob:
     """The job as the warehouse knows it, with the best checkpoint interval."""
-    known, count = experience_of(here).conditions, asked.hosts
+    known, count = experience_of(here).conditions, trial.hosts
     step_s = {
-        machines: median(steps[asked.workload, machines, *split(count, machines)])
+        machines: median(steps[trial.workload, machines, *split(count, machines)])
         for machines in range(1, count + 1)
     }
     workloads = here.warehouse.select("workloads", {"provider": "local"}).to_dict("records")
-    facts = next(row for row in workloads if row["workload"] == asked.workload)
+    facts = next(row for row in workloads if row["workload"] == trial.workload)
     size = checkpoint_bytes(facts["gradient_bytes"], facts["checkpoint_bytes"])
-    gang = known.gangs(*pools_of([_cluster(here, asked.kind, count)]), size)
+    gang = known.gangs(*pools_of([_cluster(here, trial.kind, count)]), size)
     write_s = float(gang.checkpoint_s[0])
     interval_s = 3600 * float(best_interval(write_s / 3600, 3600 / LOSS_EVERY_S))
     every = max(2, round(interval_s / step_s[count]))
     read_s = write_s
-    outcome = "replaced" if asked.kind == REPLACED else "fewer"
+    outcome = "replaced" if trial.kind == REPLACED else "fewer"
     return ElasticJob(
         steps=every * math.ceil(WORK_S / step_s[count] / every),
         checkpoint_every=every,
@@ -241,20 +241,20 @@ def planned(here: Workspace, asked: Asked, steps: Mapping[Setting, list[float]])
         startup_s=float(gang.startup_s[0]),
         checkpoint_s=write_s,
         restore_s=read_s,
-        lost_s=float(known.restarts.expected_s(outcome, [asked.kind])[0]),
-        replaced=asked.kind == REPLACED,
+        lost_s=float(known.restarts.expected_s(outcome, [trial.kind])[0]),
+        replaced=trial.kind == REPLACED,
     )
 
 
-def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
+def run(here: Workspace, trial: Trial, job: ElasticJob) -> dict[str, Any]:
     """Run the job: its seconds, revocations and record. Raises RuntimeError if it fails."""
     until = time.monotonic() + _MOST_WAIT_S
     while hosts() and time.monotonic() < until:  # other hosts take cores
         time.sleep(1.0)
-    count = asked.hosts
+    count = trial.hosts
     item = PlannedRun(
         kind="elastic",
-        workload=asked.workload,
+        workload=trial.workload,
         nodes=tuple(range(count)),
         batches=(BATCH // count,) * count,
         est_s=_MOST_S / 2,
@@ -262,9 +262,9 @@ def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
         checkpoint_every=job.checkpoint_every,
         wait_s=60.0 if job.replaced else 2.0,
     )
-    launch = launch_with(_cluster(here, asked.kind, count), (item,), "to judge elastic jobs")
+    launch = launch_with(_cluster(here, trial.kind, count), (item,), "to judge elastic jobs")
     per_s = 1 / LOSS_EVERY_S / (count - 1)
-    market = Market(per_s=per_s, seed=asked.seed, losses_s=asked.losses_s)
+    market = Market(per_s=per_s, seed=trial.seed, losses_s=trial.losses_s)
     acquire, lease = here.provider.acquire, trial_name("elastic")
     here.provider.acquire = partial(market.acquired, acquire)  # type: ignore[method-assign]
     try:
@@ -278,7 +278,7 @@ def run(here: Workspace, asked: Asked, job: ElasticJob) -> dict[str, Any]:
     )
     body = found.iloc[0].to_dict() if len(found) else {"status": served.outcome}
     if body["status"] != "measured":
-        raise RuntimeError(f"{asked} was not measured: {served.outcome}")
+        raise RuntimeError(f"{trial} was not measured: {served.outcome}")
     seconds = sum(value for name, value in served.seconds.items() if name != "release hosts")
     return {"seconds": seconds, "taken": market.taken, "body": body}
 
@@ -292,7 +292,11 @@ def wrong_resumptions(values: dict[str, Any], every: int) -> int:
     wrong = 0
     for start in values["starts"]:
         written = values["checkpoints"]
-        whole = [one["step"] for one in written if one["ended_unix"] <= start["began_unix"]]
+        whole = [
+            checkpoint["step"]
+            for checkpoint in written
+            if checkpoint["ended_unix"] <= start["began_unix"]
+        ]
         wrong += start["lost_steps"] > every or start["step"] != max(whole, default=0)
     return wrong
 
@@ -318,9 +322,9 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
     """A row a job: taken, wrong, seconds, predicted, judged."""
     measure_steps(here)
     steps, rows = known_steps(here), []
-    for asked in jobs(rounds):
-        job = planned(here, asked, steps)
-        done = run(here, asked, job)
+    for trial in jobs(rounds):
+        job = planned(here, trial, steps)
+        done = run(here, trial, job)
         body = done["body"]
         for setting, seconds in steps_made(body).items():
             steps.setdefault(setting, []).extend(seconds)
@@ -328,8 +332,8 @@ def elastic_jobs(here: Workspace, *, rounds: int) -> pd.DataFrame:
         losses = [lost - began for lost in body["lost_unix"]]
         wrong = wrong_resumptions(body, job.checkpoint_every)
         wrong += body["checkpoints"][-1]["step"] != job.steps
-        row = {"workload": asked.workload, "kind": asked.kind, "hosts": asked.hosts}
-        row |= {"taken": done["taken"], "wrong": wrong, "judged": not asked.losses_s}
+        row = {"workload": trial.workload, "kind": trial.kind, "hosts": trial.hosts}
+        row |= {"taken": done["taken"], "wrong": wrong, "judged": not trial.losses_s}
         rows.append(row | {"seconds": done["seconds"], "predicted": job.seconds(losses)})
         typer.echo(json.dumps(rows[-1]), err=True)
     return pd.DataFrame(rows)

@@ -169,25 +169,32 @@ def questions(runs: pd.DataFrame, *, seed: int) -> Iterator[Group]:
     random = np.random.default_rng(seed)
     workload, kind = runs["workload"].to_numpy(str), runs["kind"].to_numpy(str)
     ranks, machines = runs["ranks"].to_numpy(), runs["machines"].to_numpy()
-    asked = random.random(len(runs)) < 0.2
-    yield Group(table="neighbours", name="all", known=~asked, asked=asked)
+    held_out = random.random(len(runs)) < 0.2
+    yield Group(table="neighbours", name="all", known=~held_out, held_out=held_out)
     for name in sorted(set(workload)):
-        own, twelve = workload == name, np.zeros(len(runs), dtype=bool)
-        twelve[random.choice(np.flatnonzero(own), 12, replace=False)] = True
-        held = own & (ranks > 1)
-        yield Group(table="one device known", name=name, known=~held, asked=held)
-        yield Group(table="three pilots", name=name, known=~held, asked=held, choose=3)
-        yield Group(table="twelve rows", name=name, known=~own | twelve, asked=own & ~twelve)
+        of_workload, twelve = workload == name, np.zeros(len(runs), dtype=bool)
+        twelve[random.choice(np.flatnonzero(of_workload), 12, replace=False)] = True
+        held = of_workload & (ranks > 1)
+        yield Group(table="one device known", name=name, known=~held, held_out=held)
+        yield Group(table="three pilots", name=name, known=~held, held_out=held, choose=3)
+        yield Group(
+            table="twelve rows",
+            name=name,
+            known=~of_workload | twelve,
+            held_out=of_workload & ~twelve,
+        )
     for most, size in ((8, 16), (8, 64), (16, 64)):
-        known, asked = ranks <= most, ranks == size
-        yield Group(table="larger clusters", name=f"{most} to {size}", known=known, asked=asked)
+        known, held_out = ranks <= most, ranks == size
+        yield Group(
+            table="larger clusters", name=f"{most} to {size}", known=known, held_out=held_out
+        )
     for name in [name for name, machine in TYPES.items() if machine[0] > 1]:
         for table, out in (
             ("type known on one machine", machines > 1),
             ("type known by one device", ranks > 1),
         ):
             held = (kind == name) & out
-            yield Group(table=table, name=name, known=~held, asked=held)
+            yield Group(table=table, name=name, known=~held, held_out=held)
 
 
 def main(seed: int = 1, write: Write = False) -> None:

@@ -15,7 +15,7 @@ from models.domain.numeric import BoolArray, FloatArray
 from tests.benchmarks.scores import Group
 
 SEED, DRAWS, RANDOM_ROWS, PILOTS = 20261123, 10, 12, 3
-NEIGHBOUR_DRAWS, NEIGHBOUR_PART = 3, 0.2
+NEIGHBOUR_DRAWS, NEIGHBOUR_SHARE = 3, 0.2
 # The machines that the measurements are from, by kind.
 T4, RTX, V100 = "g4dn.12xlarge", "onprem.8x2080ti", "nd40rs.v2"
 BERT, NEUMF, RESNET18, RESNET50 = (
@@ -59,15 +59,15 @@ SIZES = ((4, 16), (8, 16))
 (
     NEIGHBOURS,
     ALONE,
-    ONE_BATCH,
-    OWN_CHOICE,
+    BATCH_PILOTS,
+    CHOSEN_PILOTS,
     TWELVE,
     KIND,
     KIND_PILOTS,
     LARGER,
     EVERYWHERE,
     NEW_GPU,
-    ONE_GPU,
+    SINGLE_KNOWN_GPU,
     NETWORK,
     OUTERMOST,
     MORE_GPUS,
@@ -94,14 +94,14 @@ SIZES = ((4, 16), (8, 16))
 TARGETS: dict[str, tuple[float, float]] = {
     NEIGHBOURS: (5.2, 3.2),
     ALONE: (13, 11),
-    ONE_BATCH: (9, 7.5),
-    OWN_CHOICE: (7, 5.5),
+    BATCH_PILOTS: (9, 7.5),
+    CHOSEN_PILOTS: (7, 5.5),
     TWELVE: (7, 5.5),
     KIND: (22, 18),
     KIND_PILOTS: (15, 11),
     LARGER: (8, 6),
     NEW_GPU: (13, 9),
-    ONE_GPU: (20, 14),
+    SINGLE_KNOWN_GPU: (20, 14),
     NETWORK: (4, 4),
     OUTERMOST: (9, 9),
     MORE_GPUS: (4.5, 4.5),
@@ -112,15 +112,15 @@ TARGETS: dict[str, tuple[float, float]] = {
 
 def described(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with kind (instance type), machines, ranks, batch, full and even layouts."""
-    layout = [[int(one) for one in str(text).split("+")] for text in runs["layout"]]
+    layout = [[int(counts) for counts in str(text).split("+")] for text in runs["layout"]]
     kind = runs["cluster"].str.split("x", n=1).str[1].str.split("+").str[0]
     devices = kind.map({T4: 4, RTX: 8, V100: 8}).to_numpy()
     return runs.assign(
         kind=kind,
-        machines=[len(one) for one in layout],
-        ranks=[sum(one) for one in layout],
-        full=[min(one) == most for one, most in zip(layout, devices, strict=True)],
-        even=[len(set(one)) == 1 for one in layout],
+        machines=[len(counts) for counts in layout],
+        ranks=[sum(counts) for counts in layout],
+        full=[min(counts) == most for counts, most in zip(layout, devices, strict=True)],
+        even=[len(set(counts)) == 1 for counts in layout],
         batch=runs["batch_per_device"].astype(float),
     )
 
@@ -128,7 +128,7 @@ def described(runs: pd.DataFrame) -> pd.DataFrame:
 def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
     """Yield every group over `runs`, as `described`, of the first `draws` draws.
 
-    An asked row is never known, nor is any other run of its setup.
+    A held-out row is never known, nor is any other run of its setup.
     """
     cells = FINAL_CELLS if final else CHOOSING_CELLS
     workload, kind = runs["workload"].to_numpy(str), runs["kind"].to_numpy(str)
@@ -140,49 +140,53 @@ def groups(runs: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> It
     )[0]
 
     def group(
-        table: str, name: str, known: BoolArray, asked: BoolArray, draw: int = 0, choose: int = 0
+        table: str, name: str, known: BoolArray, held_out: BoolArray, draw: int = 0, choose: int = 0
     ) -> Group:
-        seen = np.isin(setup, setup[known & ~asked])
+        seen = np.isin(setup, setup[known & ~held_out])
         return Group(
             table=table,
             name=name,
             draw=draw,
-            known=known & ~asked,
-            asked=asked & ~seen,
+            known=known & ~held_out,
+            held_out=held_out & ~seen,
             choose=choose,
         )
 
     for draw in range(min(draws, NEIGHBOUR_DRAWS)):
-        taken = np.random.default_rng([SEED, draw]).random(setup.max() + 1)[setup] < NEIGHBOUR_PART
+        taken = np.random.default_rng([SEED, draw]).random(setup.max() + 1)[setup] < NEIGHBOUR_SHARE
         yield group(NEIGHBOURS, "all", ~taken, taken & judged, draw)
-    for name, own in sorted(cells):
-        mine = (workload == name) & (kind == own)
-        label, asked = f"{name} on {own}", mine & ~alone
-        yield group(ALONE, label, ~asked, asked)
-        yield group(OWN_CHOICE, label, ~asked, asked, choose=PILOTS)
+    for name, device_kind in sorted(cells):
+        mine = (workload == name) & (kind == device_kind)
+        label, held_out = f"{name} on {device_kind}", mine & ~alone
+        yield group(ALONE, label, ~held_out, held_out)
+        yield group(CHOSEN_PILOTS, label, ~held_out, held_out, choose=PILOTS)
         for draw, pilots in enumerate(_pilots(runs, mine, label)[:draws]):
-            yield group(ONE_BATCH, label, ~asked | pilots, asked & ~pilots, draw)
+            yield group(BATCH_PILOTS, label, ~held_out | pilots, held_out & ~pilots, draw)
         for draw in range(draws):
             random = np.random.default_rng([SEED, draw, zlib.crc32(label.encode())])
             picked = np.zeros(len(runs), dtype=bool)
             picked[random.choice(np.flatnonzero(mine), RANDOM_ROWS, replace=False)] = True
             yield group(TWELVE, label, ~mine | picked, mine & ~picked, draw)
     for name in sorted({name for name, _ in cells}):
-        own = (workload == name) & ~alone
-        yield group(EVERYWHERE, name, ~own, own & judged)
-    for one in sorted({own for _, own in cells}):
-        own = (kind == one) & ~alone
-        yield group(KIND, one, ~own, own & judged)
+        of_group = (workload == name) & ~alone
+        yield group(EVERYWHERE, name, ~of_group, of_group & judged)
+    for device_kind in sorted({pair[1] for pair in cells}):
+        of_group = (kind == device_kind) & ~alone
+        yield group(KIND, device_kind, ~of_group, of_group & judged)
         for name in sorted({workload for workload, kind in CHOOSING_CELLS | FINAL_CELLS}):
             for draw, pilots in enumerate(
-                _pilots(runs, own & (workload == name), f"{one} by {name}")[: min(draws, 3)]
+                _pilots(runs, of_group & (workload == name), f"{device_kind} by {name}")[
+                    : min(draws, 3)
+                ]
             ):
-                yield group(KIND_PILOTS, one, ~own | pilots, own & judged & ~pilots, draw)
+                yield group(
+                    KIND_PILOTS, device_kind, ~of_group | pilots, of_group & judged & ~pilots, draw
+                )
     for most, size in SIZES:
-        for one in sorted({own for _, own in cells}):
-            own = kind == one
-            asked = own & judged & (ranks == size) & (machines > 1)
-            yield group(LARGER, one, ~own | (ranks <= most), asked, most)
+        for device_kind in sorted({pair[1] for pair in cells}):
+            of_group = kind == device_kind
+            held_out = of_group & judged & (ranks == size) & (machines > 1)
+            yield group(LARGER, device_kind, ~of_group | (ranks <= most), held_out, most)
 
 
 def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) -> Iterator[Group]:
@@ -191,24 +195,28 @@ def gpu_groups(table: pd.DataFrame, *, final: bool = False, draws: int = DRAWS) 
     Then the same with each network known on one other kind only, drawn at random.
     """
     gpu, network = table["gpu"].to_numpy(str), table["network"].to_numpy(str)
-    for one in sorted(FINAL_GPUS if final else CHOOSING_GPUS):
-        asked = gpu == one
-        yield Group(table=NEW_GPU, name=one, draw=0, known=~asked, asked=asked)
-        for name in sorted(set(network[asked])):
-            others = sorted(set(gpu[~asked & (network == name)]))
-            random = np.random.default_rng([SEED, zlib.crc32(f"{one} {name}".encode())])
+    for gpu_kind in sorted(FINAL_GPUS if final else CHOOSING_GPUS):
+        held_out = gpu == gpu_kind
+        yield Group(table=NEW_GPU, name=gpu_kind, draw=0, known=~held_out, held_out=held_out)
+        for name in sorted(set(network[held_out])):
+            others = sorted(set(gpu[~held_out & (network == name)]))
+            random = np.random.default_rng([SEED, zlib.crc32(f"{gpu_kind} {name}".encode())])
             for draw, only in enumerate(random.permutation(others)[: min(draws, 3)]):
-                known = ~asked & ((network != name) | (gpu == only))
+                known = ~held_out & ((network != name) | (gpu == only))
                 yield Group(
-                    table=ONE_GPU, name=one, draw=draw, known=known, asked=asked & (network == name)
+                    table=SINGLE_KNOWN_GPU,
+                    name=gpu_kind,
+                    draw=draw,
+                    known=known,
+                    held_out=held_out & (network == name),
                 )
 
 
 def transformer_groups(runs: pd.DataFrame) -> Iterator[Group]:
     """Yield groups of networks, of GPU generations, of numbers of GPUs, and of random rows."""
 
-    def group(table: str, name: str, asked: BoolArray, draw: int = 0) -> Group:
-        return Group(table=table, name=name, draw=draw, known=~asked, asked=asked)
+    def group(table: str, name: str, held_out: BoolArray, draw: int = 0) -> Group:
+        return Group(table=table, name=name, draw=draw, known=~held_out, held_out=held_out)
 
     network, generation = runs["network"].to_numpy(str), runs["device"].str[:4].to_numpy(str)
     sizes = list(runs.groupby("network")["parameters"].min().sort_values().index)
@@ -218,20 +226,20 @@ def transformer_groups(runs: pd.DataFrame) -> Iterator[Group]:
     for name in sorted(set(generation)):
         yield group(GENERATION, name, generation == name)
     for draw in range(NEIGHBOUR_DRAWS):
-        taken = np.random.default_rng([SEED, draw]).random(len(runs)) < NEIGHBOUR_PART
+        taken = np.random.default_rng([SEED, draw]).random(len(runs)) < NEIGHBOUR_SHARE
         yield group(RANDOM, "all", taken, draw)
 
 
-def _pilots(runs: pd.DataFrame, own: BoolArray, label: str) -> list[BoolArray]:
+def _pilots(runs: pd.DataFrame, candidates: BoolArray, label: str) -> list[BoolArray]:
     """Masks of three pilots at each batch that has all three, in random order.
 
     One full machine, one device on each of two, two full machines.
     """
     full, machines, ranks = (runs[name].to_numpy() for name in ("full", "machines", "ranks"))
     kinds = [
-        own & full & (machines == 1),
-        own & (machines == 2) & (ranks == 2),
-        own & full & (machines == 2),
+        candidates & full & (machines == 1),
+        candidates & (machines == 2) & (ranks == 2),
+        candidates & full & (machines == 2),
     ]
     batch: FloatArray = runs["batch"].to_numpy(float)
     shared = sorted(set(batch[kinds[0]]) & set(batch[kinds[1]]) & set(batch[kinds[2]]))

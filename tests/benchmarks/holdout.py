@@ -72,7 +72,10 @@ def _clusters_in_turn(
             cluster = Cluster(members=members)
             if not fits(cluster):
                 strata.setdefault((size, len(set(members)) == 1), []).append(cluster)
-    queues = [[own[at] for at in random.permutation(len(own))] for _, own in sorted(strata.items())]
+    queues = [
+        [clusters[at] for at in random.permutation(len(clusters))]
+        for _, clusters in sorted(strata.items())
+    ]
     turns = max((len(queue) for queue in queues), default=0)
     return [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
 
@@ -117,8 +120,8 @@ def compare(model: StepTimeModel, data: TrainingData, measured: pd.DataFrame) ->
     """`measured` with predictions, seconds at nominal speed, and compute alone as a baseline."""
     runs = pd.concat([data.runs[~data.runs["run_id"].isin(measured["run_id"])], measured])
     nominal = at_nominal_speed(replace(data, runs=runs.reset_index(drop=True))).runs["step_s"]
-    asked = ["step_s", "sync_s", "step_spread", "taken_share"]
-    setups = measured.drop(columns=asked, errors="ignore")
+    targets = ["step_s", "sync_s", "step_spread", "taken_share"]
+    setups = measured.drop(columns=targets, errors="ignore")
     ours = model.predict(setups).reset_index(drop=True)
     profiled = fit(replace(data, runs=data.runs.iloc[:0]), seed=0)
     return measured.assign(
@@ -138,11 +141,11 @@ def summary(compared: pd.DataFrame) -> pd.DataFrame:
     groups |= {"one type": compared[~mixed], "mixed types": compared[mixed]}
     groups["compute only"] = compared.assign(ours=compared["compute_only"], low_s=np.nan)
     rows = []
-    for name, own in groups.items():
-        error = 100 * (own["ours"] / own["step_s"] - 1).abs()
-        inside = (own["low_s"] <= own["step_s"]) & (own["step_s"] <= own["high_s"])
+    for name, group in groups.items():
+        error = 100 * (group["ours"] / group["step_s"] - 1).abs()
+        inside = (group["low_s"] <= group["step_s"]) & (group["step_s"] <= group["high_s"])
         figures = (error.mean(), error.median(), error.quantile(0.9), 100 * inside.mean())
-        rows.append((name, len(own), *figures))
+        rows.append((name, len(group), *figures))
     return pd.DataFrame(rows, columns=["setups", "rows", "mean", "median", "p90", "covers"])
 
 
@@ -163,7 +166,7 @@ def main(count: int = 110, seed: int = 2026, max_hosts: int = 4, write: Write = 
         count=count,
         seed=seed,
     )
-    launches = [launch_of(*one, "setup drawn to judge the champion") for one in drawn]
+    launches = [launch_of(*setup, "setup drawn to judge the champion") for setup in drawn]
     measured = measure_all(here, launches, trial_name("holdout"))
     if measured.empty:
         raise typer.BadParameter("nothing was measured: see the lines above")

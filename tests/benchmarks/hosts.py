@@ -114,15 +114,15 @@ def measure_all(here: Workspace, launches: Sequence[PlannedLaunch], trial: str) 
         reporter().say(f"  {launch.cluster.name}: {done}, {served.outcome}")
     runs = here.warehouse.select("runs", {"provider": "local"})
     shares = here.warehouse.select("run_details", {"provider": "local"})[["run_id", "taken_share"]]
-    own = runs[runs["run_id"].str.startswith(trial)].merge(shares, on="run_id", how="left")
-    return own.sort_values("run_id").reset_index(drop=True)
+    rows = runs[runs["run_id"].str.startswith(trial)].merge(shares, on="run_id", how="left")
+    return rows.sort_values("run_id").reset_index(drop=True)
 
 
 def cluster_of(here: Workspace, name: str) -> Cluster:
     """On-demand machines by the cluster's name."""
     offers = [offer for offer in current_offers(here) if offer.market == "on-demand"]
     by_type = {offer.instance_type.name: offer for offer in offers}
-    counted = [part.split("x", 1) for part in name.split("+")]
+    counted = [pool.split("x", 1) for pool in name.split("+")]
     return Cluster.of(*((int(count), by_type[kind]) for count, kind in counted))
 
 

@@ -28,7 +28,7 @@ from warehouse.reads import training_frames
 BATCH, UNPACKED, ITEM_S = 16, 60, 40.0
 PROFILED = ("lc.medium", "lc.large")
 KNOWN = ("1xlc.medium", "1xlc.large", "2xlc.medium")
-ASKED = ("3xlc.medium", "4xlc.small", "1xlc.whole", "2xln.medium", "1xlc.large+1xlc.medium")
+CLUSTERS = ("3xlc.medium", "4xlc.small", "1xlc.whole", "2xln.medium", "1xlc.large+1xlc.medium")
 # How often a sample is unpacked, and loader workers.
 LOADERS = {"fast": (1, 1), "alone": (UNPACKED, 0), "one": (UNPACKED, 1), "two": (UNPACKED, 2)}
 WORKLOAD = '''
@@ -129,7 +129,7 @@ def main(write: Write = False) -> None:
         )
         measured(KNOWN, "known")
         model = fit(TrainingData(**training_frames(here.warehouse, "local")), seed=0)
-        table = judged(model, measured(ASKED, "asked"))
+        table = judged(model, measured(CLUSTERS, "asked"))
     show("setups never measured", table)
     off, covers = float(table["off"].abs().median()), 100 * float(table["inside"].mean())
     right = int((table["waits"] == table["named"]).sum())

@@ -104,9 +104,9 @@ def predicted(profiles: pd.DataFrame, runs: pd.DataFrame, facts: pd.DataFrame) -
     known = workload_facts(data_of(workloads=facts))
     nothing = pd.DataFrame(columns=["workload", "cluster", "batch_per_device"])
     model = fit_memory(profiles, read_setups(nothing, {}), {}, known)
-    asked = zip(runs["workload"], modes_of(runs), runs["batch"], runs["ranks"], strict=True)
+    cases = zip(runs["workload"], modes_of(runs), runs["batch"], runs["ranks"], strict=True)
     return [
-        model.needs(name, mode, HOST, ranks).peak_bytes(batch) for name, mode, batch, ranks in asked
+        model.needs(name, mode, HOST, ranks).peak_bytes(batch) for name, mode, batch, ranks in cases
     ]
 
 

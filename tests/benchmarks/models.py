@@ -61,7 +61,7 @@ def grown(runs: pd.DataFrame, count: int) -> pd.DataFrame:
 def seconds(data: TrainingData) -> dict[str, float]:
     """Seconds of fits, and of predictions through MLflow."""
     setups = data.runs.drop(columns=MEASURED)
-    many = setups.iloc[np.arange(_PREDICTIONS) % len(setups)].reset_index(drop=True)
+    repeats = setups.iloc[np.arange(_PREDICTIONS) % len(setups)].reset_index(drop=True)
     large = replace(data, runs=grown(data.runs, _LARGE))
     found = {
         f"fit of {len(data.runs):,} rows": _timed(lambda: fit(data, seed=0)),
@@ -86,10 +86,10 @@ def seconds(data: TrainingData) -> dict[str, float]:
         )
         promote(home, "ec2", version, "speed")
         served = mlflow.pyfunc.load_model("models:/srift-step-time-ec2@champion")
-        for asked in (setups.iloc[:1], many):
-            served.predict(asked)
-            best = min(_timed(partial(served.predict, asked)) for _ in range(_REPEATS))
-            found[f"predictions: {len(asked):,}"] = best
+        for rows in (setups.iloc[:1], repeats):
+            served.predict(rows)
+            best = min(_timed(partial(served.predict, rows)) for _ in range(_REPEATS))
+            found[f"predictions: {len(rows):,}"] = best
     return found
 
 
@@ -108,7 +108,9 @@ def main(
     data = replace(data, runs=data.runs[data.runs["kind"] == T4].reset_index(drop=True))
     even = data.runs["even"].to_numpy(bool)
     with single_thread():
-        group = Group(table="unequal layouts, never measured", name="all", known=even, asked=~even)
+        group = Group(
+            table="unequal layouts, never measured", name="all", known=even, held_out=~even
+        )
         row = summary(score(data, group)).iloc[0]
         took = seconds(data)
     floor = noise_floor(data.runs)

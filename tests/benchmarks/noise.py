@@ -30,17 +30,17 @@ def spreads(runs: pd.DataFrame) -> pd.DataFrame:
     parts = runs["run_id"].str.rsplit("-", n=2, expand=True)
     rows = runs.assign(trial=parts[0], launch=parts[0] + "-" + parts[1])
     found = []
-    for setup, own in rows.groupby(SETUP, sort=True):
-        launches = own.groupby(["trial", "launch"])["step_s"].median()
+    for setup, group in rows.groupby(SETUP, sort=True):
+        launches = group.groupby(["trial", "launch"])["step_s"].median()
         trials = launches.groupby("trial").median()
-        within = own.groupby("launch")["step_s"].transform("median")
+        within = group.groupby("launch")["step_s"].transform("median")
         between = launches.groupby("trial").transform("median")
         deviations = (
-            _deviation(within, own["step_s"]),
+            _deviation(within, group["step_s"]),
             _deviation(between, launches),
             _deviation(trials.median(), trials) if len(trials) > 1 else float("nan"),
         )
-        found.append((*setup, len(own), float(own["step_s"].median()), *deviations))
+        found.append((*setup, len(group), float(group["step_s"].median()), *deviations))
     return pd.DataFrame(found, columns=[*SETUP, "runs", "median_s", *LEVELS])
 
 
@@ -53,7 +53,7 @@ def measure(here: Workspace, *, launches: int, repeats: int, hosts: int) -> None
     offers = [offer for offer in current_offers(here) if offer.market == "on-demand"]
     clusters = [Cluster(members=(offer,) * hosts) for offer in offers]
     fitting = [cluster for cluster in clusters if not here.provider.fits(cluster)]
-    cluster = min(fitting, key=lambda one: one.name)
+    cluster = min(fitting, key=lambda candidate: candidate.name)
     items = [
         Unseen(
             workload=workload.name,

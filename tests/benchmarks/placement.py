@@ -42,7 +42,7 @@ CHOSEN, COMES, BREADTH = "chosen", "as they come", "breadth first"
 
 def breadth_first(links: Links) -> tuple[int, ...]:
     """Return the first machine, then those with the fastest links to it."""
-    return (0, *(int(one) for one in np.argsort(links.byte_s[0], kind="stable") if one))
+    return (0, *(int(place) for place in np.argsort(links.byte_s[0], kind="stable") if place))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Network:
         apart: list[tuple[int, int]] = []
         slowest = sorted(combinations(range(len(self.rate)), 2), key=lambda pair: -byte_s[pair])
         for pair in slowest:
-            if not {one for other in apart for one in other} & set(pair):
+            if not {place for other in apart for place in other} & set(pair):
                 apart.append(pair)
         alone = np.array([byte_s[pair] for pair in apart])
         loads = [
@@ -105,7 +105,7 @@ class Network:
 def networks(seeds: Iterable[int]) -> list[Network]:
     """Of each seed: two and three racks, one slow machine, random rates, and all alike."""
     found = []
-    one_rack = np.zeros(MACHINES, dtype=np.intp)
+    same_rack = np.zeros(MACHINES, dtype=np.intp)
     latency_s = np.full((MACHINES, MACHINES), 1e-4)
     fast = np.full((MACHINES, MACHINES), 1.25e9)
     for seed in seeds:
@@ -123,7 +123,7 @@ def networks(seeds: Iterable[int]) -> list[Network]:
                 Network(name=name, rate=fast, latency_s=latency_s, rack=rack, uplink=uplink)
             )
         for name, rate in rates.items():
-            found.append(Network(name=name, rate=rate, latency_s=latency_s, rack=one_rack))
+            found.append(Network(name=name, rate=rate, latency_s=latency_s, rack=same_rack))
     return found
 
 
@@ -137,8 +137,8 @@ def orders_of(found: Sequence[Network]) -> pd.DataFrame:
         for kind, traffic in TRAFFIC.items():
             rounds = traffic(len(network.rate), SIZE)
             order, _ = choose(sweeps, rounds)
-            asked = np.array([order, breadth, comes])
-            chosen_s, breadth_s, comes_s = network.seconds_of(rounds, asked)
+            orders = np.array([order, breadth, comes])
+            chosen_s, breadth_s, comes_s = network.seconds_of(rounds, orders)
             over = chosen_s / network.seconds_of(rounds, every).min() - 1
             ratios = (breadth_s / chosen_s, comes_s / chosen_s)
             rows.append((network.name, kind, over, *ratios, order != comes))
@@ -168,7 +168,7 @@ class Hosts:
 def host_networks(seed: int) -> list[Hosts]:
     """Two and three racks, random rates, and one slow host."""
     random = np.random.default_rng(seed)
-    alike, one_rack = (0.4,) * MACHINES, (0,) * MACHINES
+    alike, same_rack = (0.4,) * MACHINES, (0,) * MACHINES
     racks = [tuple((random.permutation(MACHINES) % count).tolist()) for count in (2, 3)]
     every = combinations(range(MACHINES), 2)
     pairs_gbps = {pair: float(0.2 * np.exp(random.normal(0.0, 0.7))) for pair in every}
@@ -178,8 +178,8 @@ def host_networks(seed: int) -> list[Hosts]:
     return [
         Hosts(name="two racks", gbps=alike, rack=racks[0], uplink_gbps=0.1),
         Hosts(name="three racks", gbps=alike, rack=racks[1], uplink_gbps=0.1),
-        Hosts(name="random", gbps=fast, rack=one_rack, pairs_gbps=pairs_gbps),
-        Hosts(name="one slow host", gbps=slow, rack=one_rack),
+        Hosts(name="random", gbps=fast, rack=same_rack, pairs_gbps=pairs_gbps),
+        Hosts(name="one slow host", gbps=slow, rack=same_rack),
     ]
 
 
@@ -194,8 +194,8 @@ def rewired(hosts: Hosts) -> str:
         lines.append(f"ip link set u{rack} master br0 up")
         lines.append(f"ip link set d{rack} master r{rack} up")
         lines += [f"tc qdisc add dev {end}{rack} root {shaped}" for end in "ud"]
-        own = [index for index, place in enumerate(hosts.rack) if place == rack]
-        lines += [f"ip link set h{index} master r{rack}" for index in own]
+        members = [index for index, place in enumerate(hosts.rack) if place == rack]
+        lines += [f"ip link set h{index} master r{rack}" for index in members]
     for index in range(len(hosts.rack)) if hosts.pairs_gbps else ():
         lines.append(f"tc qdisc replace dev h{index} root handle 1: htb default 99")
         for pair, gbps in hosts.pairs_gbps.items():
@@ -218,7 +218,7 @@ def serve(task: dict[str, Any]) -> dict[str, Any]:
     breadth = breadth_first(Links(latency_s=latency_s, byte_s=byte_s, sharing=0.0))
     orders: list[Any] = [{CHOSEN: list(order) or nodes, COMES: nodes, BREADTH: list(breadth)}]
     dist.broadcast_object_list(orders)
-    groups = {name: dist.new_group(own, sort_ranks=False) for name, own in orders[0].items()}
+    groups = {name: dist.new_group(order, sort_ranks=False) for name, order in orders[0].items()}
     seconds: dict[str, list[float]] = {name: [] for name in groups}
     message = torch.zeros(HOST_BYTES // 4)
     for repeat in range(HOST_REPEATS + 1):
@@ -245,8 +245,10 @@ def main(seed: int = 0, write: Write = False) -> None:
     claims.append(Claim("breadth-first over the chosen order", "1 time", f"{gain:.2f}", gain > 1))
     for hosts in host_networks(seed):
         answers = on_hosts("tests.benchmarks.placement", {}, hosts.gbps, rewire=rewired(hosts))
-        seconds = {name: median(own) for name, own in answers[0].items()}
-        spreads = [(max(own) - min(own)) / median(own) for own in answers[0].values()]
+        seconds = {name: median(times_s) for name, times_s in answers[0].items()}
+        spreads = [
+            (max(times_s) - min(times_s)) / median(times_s) for times_s in answers[0].values()
+        ]
         ratios = {name: seconds[name] / seconds[CHOSEN] for name in (BREADTH, COMES)}
         shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
         result = f"{shown} (noise {max(spreads):.0%})"

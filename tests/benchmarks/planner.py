@@ -68,12 +68,12 @@ def ec2_offers() -> list[Offer]:
         on_demand += on_demand_offers(priced, usd, region=region, price_as_of=as_of)
     spot = [
         replace(
-            one,
+            offer,
             market="spot",
-            usd_per_hour=0.4 * (one.usd_per_hour or 0.0),
+            usd_per_hour=0.4 * (offer.usd_per_hour or 0.0),
             interruptions_per_hour=0.01,
         )
-        for one in on_demand
+        for offer in on_demand
     ]
     return without_beaten_zones([*on_demand, *spot])
 
@@ -114,7 +114,7 @@ def _plan(
 def main(repeats: int = 5, write: Write = False) -> None:
     """Print seconds for ten types and for EC2's."""
     ec2 = ec2_offers()
-    sold = list({one.instance_type.name: one.instance_type for one in ec2}.values())
+    sold = list({offer.instance_type.name: offer.instance_type for offer in ec2}.values())
     markets = {
         "ten types": (synthetic.champion(synthetic.types()), some_types(10)),
         "EC2's types": (synthetic.champion(sold), ec2),
@@ -122,15 +122,15 @@ def main(repeats: int = 5, write: Write = False) -> None:
     rows, claims = [], []
     for market, (model, offers) in markets.items():
         by_rows, profiled = map(synthetic.workload, (synthetic.BY_ROWS, synthetic.PROFILED))
-        for able, asked in (
+        for able, workload in (
             (model, by_rows),
             (model, profiled),
             in_every_strategy(model, profiled),
         ):
-            row = timed(able, asked, offers, max_hosts=MACHINES, repeats=repeats)
+            row = timed(able, workload, offers, max_hosts=MACHINES, repeats=repeats)
             rows.append({"market": market, **row})
             spent = float(row["seconds"])
-            claim = f"plan {market}, {asked.name}, {row['modes']} strategies"
+            claim = f"plan {market}, {workload.name}, {row['modes']} strategies"
             claims.append(Claim(claim, f"{TARGET_S:g} s", f"{spent:.2f} s", spent <= TARGET_S))
     show(f"up to {MACHINES} machines, two markets, four goals", pd.DataFrame(rows))
     report("planner", claims, write=write)

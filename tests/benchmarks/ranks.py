@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 WORKLOADS = ROOT / "tasks" / "node" / "workloads"
 CPU = torch.device("cpu")
 PYTHON = (sys.executable, "-W", "ignore", "-m")
-_FEW, _MANY = 10, 30  # steps, whose difference in bytes leaves out joining
+_FEW, _MORE = 10, 30  # steps, whose difference in bytes leaves out joining
 
 
 def workload_file(name: str, arguments: dict[str, Any] | None = None) -> WorkloadFile:
@@ -72,8 +72,8 @@ def served(
         answers = [Path(folder) / str(rank) for rank in range(world)]
         processes = []
         for rank, answer in enumerate(answers):
-            own = json.dumps(task | {"world": world, "rank": rank, "port": port})
-            command = [*PYTHON, "tests.benchmarks.ranks", "serve", own, str(answer)]
+            rank_task = json.dumps(task | {"world": world, "rank": rank, "port": port})
+            command = [*PYTHON, "tests.benchmarks.ranks", "serve", rank_task, str(answer)]
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment))
         if max(process.wait() for process in processes):
             raise RuntimeError(f"{workload.name} failed on {world} ranks")
@@ -132,7 +132,7 @@ def sent_a_step(name: str, strategy_name: str) -> float:
             raise OSError(f"no bytes counted: {done.stderr.strip().splitlines()[-1:]}")
         return int(done.stdout.split()[-1])
 
-    return (sent(_MANY) - sent(_FEW)) / (_MANY - _FEW) / 2
+    return (sent(_MORE) - sent(_FEW)) / (_MORE - _FEW) / 2
 
 
 def bytes_on(interface: str) -> tuple[int, int]:

@@ -17,28 +17,28 @@ _CANDIDATES, _TARGETS = 400, 250  # rows that pilots are chosen among, and rows 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Masks over the rows: `known` for the fit, `asked` for predictions.
+    """Masks over the rows: `known` for the fit, `held_out` for predictions.
 
-    The model chooses `choose` pilots among the asked rows. Groups of one table and name are draws.
+    The model chooses `choose` pilots among those rows. Groups of one table and name are draws.
     """
 
     table: str
     name: str
     known: BoolArray
-    asked: BoolArray
+    held_out: BoolArray
     draw: int = 0
     choose: int = 0
 
 
 def score(data: TrainingData, group: Group, *, seed: int = 0) -> pd.DataFrame:
-    """Return the asked rows: table, group, draw, measured_s, ours, low_s, high_s."""
-    known, asked = group.known, group.asked
+    """Return the held-out rows: table, group, draw, measured_s, ours, low_s, high_s."""
+    known, held_out = group.known, group.held_out
     model = _fitted(data, known, seed)
     if group.choose:
-        chosen = _informative(model, data.runs, asked, group.choose)
-        known, asked = known | chosen, asked & ~chosen
+        chosen = _informative(model, data.runs, held_out, group.choose)
+        known, held_out = known | chosen, held_out & ~chosen
         model = _fitted(data, known, seed)
-    rows = data.runs[asked]
+    rows = data.runs[held_out]
     found = model.predict(rows.drop(columns=MEASURED, errors="ignore"))
     columns = {"step_s": "ours", "step_low_s": "low_s", "step_high_s": "high_s"}
     return (
@@ -56,10 +56,10 @@ def _fitted(data: TrainingData, known: BoolArray, seed: int) -> StepTimeModel:
 
 
 def _informative(
-    model: StepTimeModel, runs: pd.DataFrame, asked: BoolArray, count: int
+    model: StepTimeModel, runs: pd.DataFrame, held_out: BoolArray, count: int
 ) -> BoolArray:
     """Choose greedily the rows that together take most variance off the others."""
-    places = np.random.default_rng(0).permutation(np.flatnonzero(asked))[:_CANDIDATES]
+    places = np.random.default_rng(0).permutation(np.flatnonzero(held_out))[:_CANDIDATES]
     places = np.sort(places)
     rows = runs.iloc[places].drop(columns=MEASURED, errors="ignore")
     _, covariance, noise = model.joint(rows)

@@ -72,7 +72,7 @@ def measured_setups(
         seconds.setdefault(setup, []).append(float(row["step_s"]))
     return Measured(
         setups=tuple(first),
-        step_s=np.array([np.median(own) for own in seconds.values()], dtype=float),
+        step_s=np.array([np.median(times_s) for times_s in seconds.values()], dtype=float),
         places=np.array(list(first.values()), dtype=np.intp),
     )
 
@@ -135,8 +135,10 @@ def recommended_pilots(
     choice_set = choice_set_of(job(setups[0].workload, batch, goal), rivals, predicted)
     buyable = [
         at
-        for at, one in enumerate(setups)
-        if one.global_batch == batch and sum(one.layout) > 1 and len(one.layout) <= PILOT_HOSTS
+        for at, setup in enumerate(setups)
+        if setup.global_batch == batch
+        and sum(setup.layout) > 1
+        and len(setup.layout) <= PILOT_HOSTS
     ]
     candidates = frame_of([setups[at] for at in buyable])
     chosen = choose_pilots(

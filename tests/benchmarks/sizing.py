@@ -27,7 +27,7 @@ from tests.benchmarks.hosts import (
 )
 from warehouse.reads import training_frames
 
-ASKED, HOSTS, MBITS = (4, 8), (1, 2, 4, 8), (200, 1000)
+SIZES, HOSTS, MBITS = (4, 8), (1, 2, 4, 8), (200, 1000)
 GLOBAL_BATCHES = {"residual_cnn": 48, "transformer_lm": 24, "wide_mlp": 384, "recommender": 768}
 
 
@@ -59,8 +59,10 @@ def errors(data: TrainingData) -> pd.DataFrame:
     found = []
     for name in sorted(set(data.runs["workload"].astype(str))):
         for scale in scales_of(data, name, devices):
-            for size in ASKED:
-                shapes = [micro for own, micro, count in scale.steps if (own, count) == (size, 1)]
+            for size in SIZES:
+                shapes = [
+                    micro for total, micro, count in scale.steps if (total, count) == (size, 1)
+                ]
                 single = {size * micro: micro for micro in shapes}
                 pairs = [*((batch, None) for batch in scale.batches), *single.items()]
                 for batch, micro in pairs:
@@ -86,7 +88,7 @@ def main(
     show("points of efficiency", by[["off", "within"]].mean().reset_index())
     result = f"{off.mean():.1f} / {off.median():.1f}; {100 * (off <= 5).mean():.0f} %"
     where = "local hosts" if hosts else "three GPU kinds"
-    claim = f"efficiency at {ASKED}, {where}, {len(table)} cells"
+    claim = f"efficiency at {SIZES}, {where}, {len(table)} cells"
     met = bool((off <= 5).mean() >= 0.9)
     report("sizing", [Claim(claim, "5 points in 90 %", result, met)], write=write)
 

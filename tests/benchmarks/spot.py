@@ -79,9 +79,9 @@ def read_prices(path: Path) -> dict[Pool, Prices]:
     by = rows.sort_values("hours").groupby(["instance_type", "availability_zone"])
     return {
         (str(kind), str(zone)): Prices(
-            hours=own["hours"].to_numpy(float), usd=own["spot_usd_per_h"].to_numpy(float)
+            hours=rows["hours"].to_numpy(float), usd=rows["spot_usd_per_h"].to_numpy(float)
         )
-        for (kind, zone), own in by
+        for (kind, zone), rows in by
     }
 
 
@@ -131,12 +131,12 @@ def jobs(
     A gang may span zones of one type and region. Its last machine decides its start-up.
     """
     random, pools = np.random.default_rng(seed), sorted(prices)
-    groups = [own for _, own in checkpoints.groupby("group")]
+    groups = [group for _, group in checkpoints.groupby("group")]
     while count:
         work = float(np.exp(random.uniform(*np.log(_LENGTHS_H))))
         kind, zone = pools[random.integers(len(pools))]
         same = [pool for pool in pools if pool[0] == kind and pool[1][:-1] == zone[:-1]]
-        others = [one for one in same if one[1] != zone]
+        others = [pool for pool in same if pool[1] != zone]
         picked = random.permutation(len(others))[: random.integers(_MOST_ZONES)]
         zones = [(kind, zone), *(others[at] for at in picked)]
         first = max(start, *(float(prices[zone].hours[0]) for zone in zones))
@@ -244,20 +244,20 @@ def replay_scores(
     spot = launches["market"] == "spot"
     startup = fit_startup(launches[spot & (number % 2 == 0)].assign(machines=1))
     unseen = {
-        str(kind): own["seconds"].to_numpy(float)
-        for kind, own in launches[spot & (number % 2 == 1)].groupby("instance_type")
+        str(kind): group["seconds"].to_numpy(float)
+        for kind, group in launches[spot & (number % 2 == 1)].groupby("instance_type")
     }
     end = max(float(pool.hours[-1]) for pool in prices.values())
 
     def played(
-        held: Sequence[Pool], taught: Sequence[Pool], until: float, start: float, part: int
+        held: Sequence[Pool], taught: Sequence[Pool], until: float, start: float, seed_offset: int
     ) -> pd.DataFrame:
         drawn = jobs(
             {pool: prices[pool] for pool in held},
             start,
             end,
             count=count // FOLDS if start == 0 else count,
-            seed=seed + part,
+            seed=seed + seed_offset,
             startups=unseen,
             checkpoints=checkpoints,
         )
@@ -308,8 +308,10 @@ def guess_scores(path: Path) -> pd.DataFrame:
     types = types.rename(columns={"gpu": "name", "gpu_tflops": "device_tflops"})
     data, parts = data_of(runs=rows, instance_types=types.assign(devices=1)), []
     for name in sorted(set(rows["workload"])):
-        asked = (rows["workload"] == name).to_numpy()
-        group = Group(table="step seconds from FLOPs alone", name=name, known=~asked, asked=asked)
+        held_out = (rows["workload"] == name).to_numpy()
+        group = Group(
+            table="step seconds from FLOPs alone", name=name, known=~held_out, held_out=held_out
+        )
         parts.append(score(data, group))
     return pd.concat(parts, ignore_index=True)
 

@@ -122,8 +122,8 @@ def update() -> list[Claim]:
             )
             for name in ("ddp", UPDATES_SHARED)
         ]
-        dense, shared = (one["peak_bytes"] for one in served(file, items, world=2))
-        first, second = (one["losses"] for one in served(file, items, world=2, losses=_STEPS))
+        dense, shared = (answer["peak_bytes"] for answer in served(file, items, world=2))
+        first, second = (answer["losses"] for answer in served(file, items, world=2, losses=_STEPS))
         states = max(alone["checkpoint_bytes"] - alone["gradient_bytes"], 0)
         off = abs(dense - shared - states / 2) / states
         met = first == second and off <= 0.1
@@ -180,19 +180,19 @@ def gains(data: TrainingData, models: dict[str, StepTimeModel]) -> pd.DataFrame:
         index=columns, columns="strategy", values="step_s", aggfunc="median"
     ).dropna()
     rows = []
-    for own in seconds.reset_index().to_dict("records"):
-        named = {name: own[name] for name in columns}
+    for times in seconds.reset_index().to_dict("records"):
+        named = {name: times[name] for name in columns}
         kind = str(named["cluster"]).split("x")[1]
-        asked = pd.DataFrame([named | {"strategy": name} for name in PAIR])
-        arrays = read_setups(asked, {})
+        setups = pd.DataFrame([named | {"strategy": name} for name in PAIR])
+        arrays = read_setups(setups, {})
         predicted = models[kind].predict_arrays(arrays)
         dense, sparse = np.log(predicted["step_s"].to_numpy(float))
         proven = not unproven(models[kind], arrays, predicted, {Mode()})[1]
-        taken_s = own[MSTOPK_SENT] if proven else own["ddp"]
+        taken_s = times[MSTOPK_SENT] if proven else times["ddp"]
         row = {"gbps": float(kind[1:]) / 1000, "predicted": dense - sparse}
         row |= {
-            "gain": math.log(own["ddp"] / own[MSTOPK_SENT]),
-            "regret": taken_s / min(own["ddp"], own[MSTOPK_SENT]) - 1,
+            "gain": math.log(times["ddp"] / times[MSTOPK_SENT]),
+            "regret": taken_s / min(times["ddp"], times[MSTOPK_SENT]) - 1,
         }
         rows.append(named | row)
     return pd.DataFrame(rows)
@@ -207,11 +207,11 @@ def steps(home: Path | None) -> list[Claim]:
         data = measure_steps(here)
         table = gains(data, models_of(data, here))
     show("logs of dense seconds over compressed ones", table)
-    own = table[(table["workload"] == CROSSING) & table["cluster"].str.startswith("2x")]
-    own = own[own["batch_per_device"] == str(BATCHES[CROSSING])].sort_values("gbps")
-    times = math.exp(float(own["gain"].iloc[0]))
-    gbps = own["gbps"].tolist()
-    true, predicted = (crossed_at(gbps, own[name].tolist()) for name in ("gain", "predicted"))
+    rows = table[(table["workload"] == CROSSING) & table["cluster"].str.startswith("2x")]
+    rows = rows[rows["batch_per_device"] == str(BATCHES[CROSSING])].sort_values("gbps")
+    times = math.exp(float(rows["gain"].iloc[0]))
+    gbps = rows["gbps"].tolist()
+    true, predicted = (crossed_at(gbps, rows[name].tolist()) for name in ("gain", "predicted"))
     off = abs(predicted / true - 1)
     signs = float((np.sign(table["gain"]) == np.sign(table["predicted"])).mean())
     lost = float(table["regret"].mean())

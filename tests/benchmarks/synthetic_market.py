@@ -141,16 +141,16 @@ def champion(sold: Sequence[InstanceType], *, runs: int = 160, seed: int = 0) ->
     return fit(data, seed=seed)
 
 
-def _compute_s(one: InstanceType, batch: int) -> float:
-    return 0.004 + 0.3 * batch / float(one.device_tflops or 1.0)
+def _compute_s(instance: InstanceType, batch: int) -> float:
+    return 0.004 + 0.3 * batch / float(instance.device_tflops or 1.0)
 
 
-def _profile(one: InstanceType, batch: int, random: np.random.Generator) -> dict[str, object]:
-    seconds = _compute_s(one, batch) * float(np.exp(random.normal(0, 0.02)))
+def _profile(instance: InstanceType, batch: int, random: np.random.Generator) -> dict[str, object]:
+    seconds = _compute_s(instance, batch) * float(np.exp(random.normal(0, 0.02)))
     return {
         "provider": "ec2",
         "workload": PROFILED,
-        "instance_type": one.name,
+        "instance_type": instance.name,
         "batch": batch,
         "forward_s": seconds / 3,
         "backward_s": 2 * seconds / 3,
@@ -171,27 +171,29 @@ def _run(
     pair = [
         sold[at] for at in sorted(random.choice(len(sold), size=min(2, len(sold)), replace=False))
     ]
-    many = machines or int(random.choice([1, 1, 2, 3, 4, 6, 8]))
-    first = many if machines or random.random() < 0.7 else int(random.integers(0, many + 1))
-    members = sorted([pair[0]] * first + [pair[-1]] * (many - first), key=lambda one: one.name)
+    count = machines or int(random.choice([1, 1, 2, 3, 4, 6, 8]))
+    first = count if machines or random.random() < 0.7 else int(random.integers(0, count + 1))
+    members = sorted(
+        [pair[0]] * first + [pair[-1]] * (count - first), key=lambda member: member.name
+    )
     base = batch or int(random.choice([4, 8, 16, 32, 64]))
     speed = float(np.mean([float(kind.device_tflops or 1.0) for kind in members]))
     shares = [max(1, round(base * float(kind.device_tflops or 1.0) / speed)) for kind in members]
     layout = [1] if machines else [kind.devices for kind in members]
     ranks = sum(layout)
-    compute = max(_compute_s(one, share) for one, share in zip(members, shares, strict=True))
-    gbps = min(kind.bandwidth_gbps for kind in members) if many > 1 else 100.0
+    compute = max(_compute_s(member, share) for member, share in zip(members, shares, strict=True))
+    gbps = min(kind.bandwidth_gbps for kind in members) if count > 1 else 100.0
     ring = (
         0.0
         if ranks == 1
-        else 2 * (ranks - 1) / ranks * GRADIENT_BYTES * 8e-9 / (0.6 * gbps) + 0.002 * many
+        else 2 * (ranks - 1) / ranks * GRADIENT_BYTES * 8e-9 / (0.6 * gbps) + 0.002 * count
     )
     step = compute + max(0.25 * ring, ring - 0.5 * compute)
     return {
         "provider": "ec2",
         "workload": name,
         "cluster": cluster_name([kind.name for kind in members]),
-        "layout": "+".join(str(one) for one in layout),
+        "layout": "+".join(str(devices) for devices in layout),
         "batch_per_device": "+".join(str(share) for share in shares),
         "accumulation_steps": 1,
         "step_s": step * float(np.exp(random.normal(0, 0.04))),

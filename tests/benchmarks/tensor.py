@@ -74,10 +74,10 @@ class Case:
         )
 
 
-def crossing_rows(one: str, other: str, ranks: int, width: int) -> float:
+def crossing_rows(base: str, other: str, ranks: int, width: int) -> float:
     """Rows of a rank at which both grids send as much: bytes are linear in rows."""
     lines = []
-    for name in (one, other):
+    for name in (base, other):
         case = Case(strategy=name, width=width, rows=0)
         fixed = case.sent_bytes(ranks, 0.0)
         lines.append((fixed, case.sent_bytes(ranks, 1.0) - fixed))
@@ -89,8 +89,8 @@ def crossed_at(x: Sequence[float], y: Sequence[float]) -> float:
     """Where `y` goes through 0, interpolated in log `x`; NaN where it does not."""
     for (low, before), (high, after) in pairwise(sorted(zip(x, y, strict=True))):
         if before < 0 <= after or before > 0 >= after:
-            part = before / (before - after)
-            return math.exp(math.log(low) + part * math.log(high / low))
+            fraction = before / (before - after)
+            return math.exp(math.log(low) + fraction * math.log(high / low))
     return math.nan
 
 
@@ -99,28 +99,28 @@ def measured(ranks: int, cases: Sequence[Case], *, gbps: float) -> pd.DataFrame:
     answers = on_hosts(NAME, {"cases": [asdict(case) for case in cases]}, [gbps] * ranks)
     rows = []
     for at, case in enumerate(cases):
-        own = [answer[at] for answer in answers]
+        by_rank = [answer[at] for answer in answers]
         row: dict[str, Any] = asdict(case) | {"ranks": ranks}
         if case.exact:
-            row["off"] = max(one["off"] for one in own)
+            row["off"] = max(result["off"] for result in by_rank)
         else:
-            row["step_s"] = median(own[0]["seconds"])
-            row["sent"] = sum(one["sent"] for one in own) / ranks
+            row["step_s"] = median(by_rank[0]["seconds"])
+            row["sent"] = sum(result["sent"] for result in by_rank) / ranks
             row["formula"] = case.sent_bytes(ranks, case.rows)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def crossing(one: str, other: str, ranks: int, width: int) -> tuple[float, float]:
+def crossing(base: str, other: str, ranks: int, width: int) -> tuple[float, float]:
     """Rows of a rank from which `other` is faster: measured, and by the formula."""
-    predicted = crossing_rows(one, other, ranks, width)
-    rows = [round(part * predicted) for part in _AROUND]
+    predicted = crossing_rows(base, other, ranks, width)
+    rows = [round(factor * predicted) for factor in _AROUND]
     cases = [
-        Case(strategy=name, width=width, rows=count) for count in rows for name in (one, other)
+        Case(strategy=name, width=width, rows=count) for count in rows for name in (base, other)
     ]
     table = measured(ranks, cases, gbps=GBPS[ranks] * (width / 256) ** 2)
     seconds = table.pivot(index="rows", columns="strategy", values="step_s")
-    logs = [math.log(row[one] / row[other]) for _, row in seconds.iterrows()]
+    logs = [math.log(row[base] / row[other]) for _, row in seconds.iterrows()]
     return crossed_at(list(seconds.index), logs), predicted
 
 
@@ -168,14 +168,14 @@ def _compared(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     """The largest difference from the whole model's weights after three steps, relative."""
     ranks, rank, model = dist.get_world_size(group), dist.get_rank(group), _model(case)
     whole = copy.deepcopy(model)
-    paths: dict[torch.Tensor, str] = {one: path for path, one in model.named_parameters()}
+    paths: dict[torch.Tensor, str] = {tensor: path for path, tensor in model.named_parameters()}
     expected = dict(whole.named_parameters())
     optimizer, reference = (
-        torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, whole)
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) for network in (model, whole)
     )
     module: Any = apply_strategy(case.item(ranks), model, optimizer, group)
-    cuts = {block: (paths[one], cut) for one, (block, cut) in module.blocks.of.items()}
-    every = torch.cat([_inputs(case, one) for one in range(ranks)])
+    cuts = {block: (paths[weight], cut) for weight, (block, cut) in module.blocks.of.items()}
+    every = torch.cat([_inputs(case, rank) for rank in range(ranks)])
     for _ in range(3):
         optimizer.zero_grad()
         reference.zero_grad()
@@ -204,10 +204,10 @@ def main(write: Write = False) -> None:
     show("bytes that a rank sends in a step", table)
     away = float((table["sent"] / table["formula"] - 1).abs().max())
     claims.append(Claim("bytes of tensor grids by the formula", "2 %", f"{away:.2%}", away <= 0.02))
-    for one, other, ranks, width in CROSSINGS:
-        at, predicted = crossing(one, other, ranks, width)
+    for base, other, ranks, width in CROSSINGS:
+        at, predicted = crossing(base, other, ranks, width)
         away = at / predicted - 1
-        claim = f"crossing {one}, {other}, {ranks} ranks, width {width}"
+        claim = f"crossing {base}, {other}, {ranks} ranks, width {width}"
         result = f"{at:.0f}, predicted {predicted:.0f}"
         claims.append(Claim(claim, "20 % off", result, abs(away) <= 0.2))
     width, rows = DOMINATED

@@ -53,13 +53,13 @@ def test_errors_and_coverage_are_means_over_draws() -> None:
 def test_one_seed_is_one_world_and_no_asked_row_is_known() -> None:
     runs = gpu_world.GpuWorld(3).data().runs
     assert runs.equals(gpu_world.GpuWorld(3).data().runs)
-    asked = list(gpu_world.questions(runs, seed=0))
-    assert len({(one.table, one.name) for one in asked}) == len(asked) > 40
-    assert not any((one.known & one.asked).any() for one in asked)
+    groups = list(gpu_world.questions(runs, seed=0))
+    assert len({(group.table, group.name) for group in groups}) == len(groups) > 40
+    assert not any((group.known & group.held_out).any() for group in groups)
 
 
 def test_drawn_setups_are_new_in_tolerated_modes_and_split_exactly() -> None:
-    modes = tuple(Mode(*one) for one in product(("fp32", "tf32"), ("ddp", "fsdp")))
+    modes = tuple(Mode(*pair) for pair in product(("fp32", "tf32"), ("ddp", "fsdp")))
     tolerant = [replace(WORKLOADS[0], modes=modes)]
 
     def drawn(measured: Collection[Key] = (), seed: int = 1) -> list[Key]:
@@ -141,9 +141,9 @@ def test_habits_and_wrong_predictions_miss_and_chances_hold_for_certain_times() 
     rosy = choices.judge(contest([2.0, 1.0], [1, 3], predicted=[1.0, 1.0]), seed=0)
     ours = rosy[(rosy["chooser"] == choices.RECOMMENDED) & (rosy["kind"] == DEADLINE)]
     assert not ours["met"].all()
-    said = choices.chances(three)
-    assert ((said["said"] > 0.5) == said["held"]).all()
-    assert choices.reliability(said)["cases"].sum() == len(said)
+    chance_rows = choices.chances(three)
+    assert ((chance_rows["said"] > 0.5) == chance_rows["held"]).all()
+    assert choices.reliability(chance_rows)["cases"].sum() == len(chance_rows)
 
 
 STEP_S = np.array([4.0, 2.0, 1.5, 1.4])
@@ -155,8 +155,8 @@ def ground() -> campaign.Ground:
     )
     found = measured_setups(rows, {}, {"a": 1.0, "b": 2.0, "c": 4.0})
     price = np.array([1.0, 2.0, 4.0, 4.0])
-    asked = tuple(campaign.questions_at(np.arange(4), STEP_S, price))
-    return campaign.Ground(workload="w", setups=found.setups, step_s=STEP_S, questions=asked)
+    questions = tuple(campaign.questions_at(np.arange(4), STEP_S, price))
+    return campaign.Ground(workload="w", setups=found.setups, step_s=STEP_S, questions=questions)
 
 
 def test_regret_is_against_the_best_that_meets_the_constraint() -> None:

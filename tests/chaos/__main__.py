@@ -26,7 +26,7 @@ def main():
     print(f"{'kind':44} {'tried':>6} {'passed':>7}")
     for kind in KINDS:
         tried = [result for result in results if kind in result.kinds]
-        print(f"{kind:44} {len(tried):6} {sum(not one.wrong for one in tried):7}")
+        print(f"{kind:44} {len(tried):6} {sum(not outcome.wrong for outcome in tried):7}")
     failed = [result for result in results if result.wrong]
     for result in failed:
         print(f"scenario {result.number} {result.kinds}", *result.wrong, sep="\n  ")

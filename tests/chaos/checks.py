@@ -38,7 +38,7 @@ class Checks:
         if self.world.overdue:
             yield f"alive past the deadline: {', '.join(sorted(self.world.overdue))}"
         if alive := self.world.alive():
-            yield f"alive after the last reaping: {', '.join(one.instance_id for one in alive)}"
+            yield f"alive after the last reaping: {', '.join(node.instance_id for node in alive)}"
 
     def records(self):
         """Check that the warehouse has each uploaded record exactly once and unchanged.
@@ -93,7 +93,7 @@ class Checks:
                 yield f"{lease_id} ended {outcome!r}: {planned - measured} are not explained"
             # A machine that was taken before it ran is in the row of its rung.
             before = any(TAKEN in row["reason"] for row in rows if row["status"] == "refused")
-            taken = any(one.reason == TAKEN for one in self._machines_of(lease_id))
+            taken = any(machine.reason == TAKEN for machine in self._machines_of(lease_id))
             unexplained = planned - {row["run_id"] for row in rows}
             explained = before or out_of_time or "interrupted" in others
             if taken and unexplained and not explained:

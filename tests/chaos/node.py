@@ -71,20 +71,20 @@ class Node:
 
     def step(self):
         """Simulate a second of the machine."""
-        world, one = self.world, self.instance
+        world, instance = self.world, self.instance
         now_s = world.elapsed_s
         if self.ends_at is not None and self.ends_at <= world.now:
-            one.end(self.ends_at, "Client.InstanceInitiatedShutdown")
-        if one.ended_at is not None:
-            flushes = world.now < one.ended_at + timedelta(seconds=FLUSH_S)
-            if flushes and one.reason in _FROM_OUTSIDE and not self.hung:
+            instance.end(self.ends_at, "Client.InstanceInitiatedShutdown")
+        if instance.ended_at is not None:
+            flushes = world.now < instance.ended_at + timedelta(seconds=FLUSH_S)
+            if flushes and instance.reason in _FROM_OUTSIDE and not self.hung:
                 self._carry(now_s)
             return
-        if (world.now - one.launched_at).total_seconds() < one.boot_s:
+        if (world.now - instance.launched_at).total_seconds() < instance.boot_s:
             return
         # A machine may live to its deadline, a minute's rounding, and the caps' allowance.
-        if world.now.timestamp() > float(one.tags["srift:deadline"]) + 60.0 + 240.0:
-            world.overdue.add(one.instance_id)
+        if world.now.timestamp() > float(instance.tags["srift:deadline"]) + 60.0 + 240.0:
+            world.overdue.add(instance.instance_id)
         self._reach("booted")
         self._suffer(now_s)
         if self.hung or "mute" in self.kinds or not self.alive:
@@ -96,7 +96,7 @@ class Node:
             self.say("heartbeat.json", {"phase": phase, "run_id": "", "attempt": 1})
         self._carry(now_s)
         if self.leaving and not self.waiting:
-            one.end(world.now, "Client.InstanceInitiatedShutdown")
+            instance.end(world.now, "Client.InstanceInitiatedShutdown")
 
     def say(self, name, body):
         """Queue a file for upload. Its name may show that the machine has reached a stage."""
@@ -219,7 +219,7 @@ class Node:
         """Upload the queued files, records first. After a failure, wait a few seconds."""
         if now_s < self._retry_s:
             return
-        for name in sorted(self.waiting, key=lambda one: (not one.startswith("records/"), one)):
+        for name in sorted(self.waiting, key=lambda path: (not path.startswith("records/"), path)):
             # An upload that is torn on its way is none: S3 keeps whole objects only.
             if "uploads fail" in self.kinds and self.world.rng.random() < 0.6:
                 self._retry_s = now_s + self.world.rng.choice([1.0, 2.0, 8.0])

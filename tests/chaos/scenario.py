@@ -104,7 +104,7 @@ def second_group(world, rng):
     world.orders[0] = Order(types=mixed, market="spot", runs=runs)
 
 
-def many_tries(world, rng):
+def repeated_tries(world, rng):
     """Plan two failed fleets, throttled requests, and a last request without an answer."""
     world.fleet_errors = [["InternalError"], ["InternalError"]]
     code = rng.choice(["RequestLimitExceeded", "Throttling"])
@@ -216,7 +216,7 @@ KINDS = {
     ),
     "not found right after creation": [not_found_yet],
     "served, InternalError, shown late": [unheard],
-    "a launch of many tries": (many_tries, partial(choose, lag_s=(0.0, 20.0, 60.0))),
+    "a launch of many tries": (repeated_tries, partial(choose, lag_s=(0.0, 20.0, 60.0))),
 }
 _TYPES = (
     ((1, "g4dn.xlarge"),),

@@ -62,7 +62,7 @@ def test_the_doctor_names_the_damaged_file_and_commands_that_need_it_exit_1(used
     Warehouse(used / "state/warehouse.duckdb").back_up()
     damage(used / f"state/{name}")
     assert [check for check, status in findings().items() if status == "wrong"] == [FILES[name]]
-    assert any(FILES[name] in one for one in printed("status")["stale"])
+    assert any(FILES[name] in line for line in printed("status")["stale"])
     words = ("table",) if name.startswith("published") else ASK
     assert_fails(srift(*words), 1, "damaged")
     if name == "warehouse.duckdb":

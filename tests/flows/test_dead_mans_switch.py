@@ -80,7 +80,9 @@ def test_an_unreadable_deadline_counts_by_age(deadline):
 
 
 def test_no_launch_may_be_that_old():
-    longest = max(one.le for one in Ec2.model_fields["max_minutes"].metadata if hasattr(one, "le"))
+    longest = max(
+        bound.le for bound in Ec2.model_fields["max_minutes"].metadata if hasattr(bound, "le")
+    )
     assert TEMPLATE["Parameters"]["OldestHours"]["Default"] * 60 > longest
 
 

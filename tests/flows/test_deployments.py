@@ -82,7 +82,7 @@ deployments:
 NIGHTLY = "refresh-nightly"
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["name"])
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 def test_a_deployment_takes_its_parameters_and_runs_once_at_a_time(deployment):
     module, _, function = deployment["entrypoint"].rpartition(".")
     flow = getattr(importlib.import_module(module), function)
@@ -161,7 +161,9 @@ class Session:
         return answer.json() if answer.text else None
 
     def deployments(self):
-        return {one["name"]: one for one in self.ask("/deployments/filter", {})}
+        return {
+            deployment["name"]: deployment for deployment in self.ask("/deployments/filter", {})
+        }
 
     def create_run(self, name, **parameters):
         body = {"parameters": parameters}
@@ -265,7 +267,7 @@ def test_another_user_of_the_machine_gets_nothing(session):
 @slow
 def test_the_credential_is_on_no_command_line(session):
     secret = session.credential.partition(":")[2]
-    assert all(secret not in str(one.info) for one in psutil.process_iter(["cmdline"]))
+    assert all(secret not in str(process.info) for process in psutil.process_iter(["cmdline"]))
 
 
 @slow

@@ -74,7 +74,7 @@ def test_named_machines_are_measured_beside_predictions_and_nothing_is_published
     ]
     assert all(row["measured"] and row["reason"] == "" for row in found["runs"])
     for row in found["runs"][1::2]:
-        low, middle, high = (row[f"predicted_step_{part}s"] for part in ("low_", "", "high_"))
+        low, middle, high = (row[f"predicted_step_{bound}s"] for bound in ("low_", "", "high_"))
         assert low < middle < high
     assert printed("table") == before
     assert found["refresh_id"] in json.dumps(printed("spend", "--by", "campaign"))

@@ -89,7 +89,7 @@ def transcript(folder, patch):
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
-def test_messages_are_those_that_are_stored(own_environment, monkeypatch, tmp_path):
+def test_messages_are_those_that_are_stored(clean_environment, monkeypatch, tmp_path):
     assert transcript(tmp_path, monkeypatch) == STORED.read_text()
 
 

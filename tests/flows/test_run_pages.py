@@ -52,11 +52,11 @@ def test_a_refresh_asks_services_again_and_shows_names_lines_artifacts_and_what_
     pages = {name for name, line in lines if f" {machines.requested[0]}: " in line}
     assert pages == {"refresh local", "measure local"}
     assert shown["measuring"].data == 100.0 and '-02"' in shown["launches"].data
-    for part in (
+    for text in (
         f"{bought} launches",
         "http://mlflow/#/models/srift-step-time-local/",
         "Report page: http://mlflow/#/experiments/",
     ):
-        assert part in shown["refresh"].data
-    assert all(one.description for one in shown.values())
+        assert text in shown["refresh"].data
+    assert all(artifact.description for artifact in shown.values())
     assert "--max-usd" in failed.message and failed.message in lines[-1][1]

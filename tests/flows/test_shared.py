@@ -29,7 +29,7 @@ def section(server, data="files"):
     return f'[shared]\nhost = "{server}"\n{user}\ndata = "{data}"\n'
 
 
-def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
+def test_registered_models_may_lie_in_s3(clean_environment, server, s3, tmp_path):
     def keys():
         return [entry["Key"] for entry in s3.list_objects_v2(Bucket="team")["Contents"]]
 
@@ -47,8 +47,8 @@ def test_registered_models_may_lie_in_s3(own_environment, server, s3, tmp_path):
     os.environ["MLFLOW_TRACKING_URI"] = url.replace("postgresql", "postgresql+psycopg2", 1)
     found = registry.load_champion(tmp_path / "a reader's home", "ec2")
     assert found.version == version
-    asked = registry.example(model())
-    assert found.model.predict(asked).equals(model().predict(asked))
+    setups = registry.example(model())
+    assert found.model.predict(setups).equals(model().predict(setups))
     for key in keys():
         s3.delete_object(Bucket="team", Key=key)
     with pytest.raises(registry.RegistryError):

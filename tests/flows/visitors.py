@@ -103,7 +103,7 @@ def foreign_page(folder):
 
 
 @contextmanager
-def operators_page(asked, credential):
+def operators_page(servers, credential):
     """A page of a browser that is logged in to both servers."""
     from playwright.sync_api import sync_playwright
 
@@ -111,39 +111,39 @@ def operators_page(asked, credential):
     words = [*QUIET.split(), "--host-resolver-rules=MAP evil.example 127.0.0.1"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        known = {"username": user, "password": password, "origin": asked["mlflow"].url}
+        known = {"username": user, "password": password, "origin": servers["mlflow"].url}
         page = browser.new_page(http_credentials=known)
         page.context.set_default_timeout(120_000)
-        page.goto(asked["prefect"].url)
+        page.goto(servers["prefect"].url)
         page.locator("input").first.fill(credential)
         page.keyboard.press("Enter")
         page.get_by_text("Active Work Pools").wait_for()
-        page.goto(asked["mlflow"].url)
+        page.goto(servers["mlflow"].url)
         page.get_by_role("link", name="Experiments").first.wait_for()
         yield page
         browser.close()
 
 
-def in_a_browser(asked, credential, folder):
+def in_a_browser(servers, credential, folder):
     """Return what foreign pages read in the browser of an operator."""
     seen = []
-    with foreign_page(folder) as port, operators_page(asked, credential) as page:
+    with foreign_page(folder) as port, operators_page(servers, credential) as page:
         for origin in (f"http://evil.example:{port}", f"http://127.0.0.1:{port}"):
             page.goto(origin)
-            for server in asked.values():
+            for server in servers.values():
                 seen += page.evaluate(TRY, asdict(server))
     return seen
 
 
-def follow_the_report(asked, credential, run, failed):
+def follow_the_report(servers, credential, run, failed):
     """Read the log and the artifacts of a refresh, and return the report that they link to.
 
     The log of a failed refresh must say what to do.
     """
-    with operators_page(asked, credential) as page:
-        page.goto(f"{asked['prefect'].url}/runs/flow-run/{failed}")
+    with operators_page(servers, credential) as page:
+        page.goto(f"{servers['prefect'].url}/runs/flow-run/{failed}")
         page.get_by_text("set a dollar cap with --max-usd").last.wait_for()
-        page.goto(f"{asked['prefect'].url}/runs/flow-run/{run}")
+        page.goto(f"{servers['prefect'].url}/runs/flow-run/{run}")
         page.get_by_text("published 2 rows: ").wait_for()
         page.get_by_text("Artifacts", exact=True).click()
         page.get_by_text("launches", exact=True).wait_for()

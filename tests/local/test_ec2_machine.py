@@ -59,7 +59,7 @@ class Machine:
         self.base, self.cloud = base, base / "cloud"
         self.cloud.mkdir(mode=0o700)  # root's: the store is not on the machine
         bucket = self.cloud / "bucket/srift"
-        self.code, self.own = bucket / "code", bucket / "leases" / LEASE / f"{ROLE}:{INSTANCE}"
+        self.code, self.lease = bucket / "code", bucket / "leases" / LEASE / f"{ROLE}:{INSTANCE}"
         for name, value in METADATA.items():
             self.metadata(name, value)
         self.program("shutdown", f'echo "$*" >> {base}/shutdowns')
@@ -138,12 +138,12 @@ class Machine:
         files = {f"{name}.json": json.dumps(body) for name, body in bodies.items()}
         digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
         files["manifest.json"] = json.dumps({"files": digests})
-        (self.own / "in").mkdir(parents=True, exist_ok=True)
+        (self.lease / "in").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (self.own / f"in/{name}").write_text(text)
+            (self.lease / f"in/{name}").write_text(text)
 
     def out(self, name):
-        path = self.own / f"out/{name}"
+        path = self.lease / f"out/{name}"
         return json.loads(path.read_text()) if path.is_file() else None
 
     def shutdowns(self):
@@ -196,7 +196,7 @@ def test_a_machine_serves_as_a_user_without_rights_and_then_goes_off(rented):
     booted.wait(30)
     assert rented.shutdowns()[1:] == ["-h now"] * 2
     assert rented.out("failed.json") is None
-    assert not (rented.own / "out/secret.json").exists()
+    assert not (rented.lease / "out/secret.json").exists()
 
 
 def test_where_no_rule_holds_no_code_of_the_users_runs(rented):

@@ -55,8 +55,8 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     run["wait_s"] = 30.0 if is_replaced else 1.0
     offers = {offer.market: offer for offer in installation.provider.offers(datetime.now(UTC))}
     cluster = Cluster(members=(offers["on-demand"], offers["spot"]))
-    asked = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
-    seen = serve(installation.provider, asked, stop_at=time.monotonic() + 100.0, watch=watch)
+    request = replace(job(installation, 2, {"run": run}, SLOW), cluster=cluster)
+    seen = serve(installation.provider, request, stop_at=time.monotonic() + 100.0, watch=watch)
     assert seen.outcome == "finished" and seen.rows == [], seen.outcome
     assert left_over(installation.home) == []
     collect(installation, datetime.now(UTC))
@@ -67,10 +67,14 @@ def test_a_lost_host_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert sum(second["batches"]) == 16
     assert second["micro_steps"] == (1 if is_replaced else 2)
     written = body["checkpoints"]
-    before = [one["step"] for one in written if one["ended_unix"] < second["began_unix"]]
+    before = [
+        checkpoint["step"]
+        for checkpoint in written
+        if checkpoint["ended_unix"] < second["began_unix"]
+    ]
     assert second["step"] == max(before)
     assert 5 * EVERY <= second["step"] < STEPS and 0 <= second["lost_steps"] < EVERY
-    assert [one["step"] for one in written] == list(range(EVERY, STEPS + 1, EVERY))
+    assert [checkpoint["step"] for checkpoint in written] == list(range(EVERY, STEPS + 1, EVERY))
     assert math.isfinite(body["last_loss"])
     [restart] = installation.warehouse.select("restarts", {"provider": "local"}).to_dict("records")
     assert restart["outcome"] == outcome and 1 < restart["seconds"] < 60

@@ -21,7 +21,11 @@ def test_machines_of_both_markets_equal_and_unequal_are_bought_trained_on_and_gi
     with World(seed=5) as world:
         proof = prove(world, tmp_path, campaigns, minutes=2.0)
         assert proof.wrong + world.faults() == []
-        consoles = [world.console(one) for launch in world.account.launches for one in launch.ids]
+        consoles = [
+            world.console(instance_id)
+            for launch in world.account.launches
+            for instance_id in launch.ids
+        ]
     assert {name.split()[1] for name in proof.clusters} == {"spot", "on-demand"}
     assert {"ec2:CreateFleet", "s3:PutObject"} <= set(world.front.actions)
     faults = [line for text in consoles for line in text.splitlines() if "srift:" in line]
@@ -79,4 +83,4 @@ def test_machines_fetch_data_and_data_that_they_may_not_read_cost_their_own_runs
     assert found == {("near", "measured", ""), ("sine", "measured", ""), ("far", "failed", "data")}
     assert {parameters for workload, *_, parameters, _ in runs if workload == "near"} == {3 + 1}
     assert all("(AccessDenied)" in reason for workload, *_, reason in runs if workload == "far")
-    assert sorted(one["Size"] for one in stored) == [3, 20_000_000]
+    assert sorted(item["Size"] for item in stored) == [3, 20_000_000]

@@ -56,7 +56,7 @@ goals = [
 ]
 """
 
-OWN_WORKLOAD = '''
+WORKLOAD_CODE = '''
 import torch
 from torch import nn
 
@@ -81,7 +81,7 @@ def project(tmp_path_factory):
     settings = PROJECT
     if SHARES.why_not:
         settings = settings.replace("cores = 0.4", "cores = 1").replace("cores = 0.8", "cores = 2")
-    files = {"jobs/mine.py": OWN_WORKLOAD, "srift.toml": settings}
+    files = {"jobs/mine.py": WORKLOAD_CODE, "srift.toml": settings}
     yield from Project.made(tmp_path_factory.mktemp("stranger"), files)
 
 

@@ -77,19 +77,23 @@ def test_another_host_takes_the_place_of_a_lost_one_where_there_is_one(local):
 def test_two_controllers_share_the_machine_until_it_is_full(tmp_path, monkeypatch):
     busy = sum(mark.cores for mark in hosts())
     monkeypatch.setattr(local_catalogue, "most_cores", lambda: busy + 1.5 * SHARE)
-    one, other = provider(tmp_path / "one"), provider(tmp_path / "other")
-    with acquired(one, "narrow", lease_id="first") as running:
-        for rival in (one, other):
+    holder, other = provider(tmp_path / "one"), provider(tmp_path / "other")
+    with acquired(holder, "narrow", lease_id="first") as running:
+        for rival in (holder, other):
             lease = rival.acquire(
-                cluster(one, "narrow"), lease_id="next", deadline_s=60, seed=1, max_usd_per_hour=1e9
+                cluster(holder, "narrow"),
+                lease_id="next",
+                deadline_s=60,
+                seed=1,
+                max_usd_per_hour=1e9,
             )
             with pytest.raises(NoCapacity, match="first"), lease:
                 pass
         assert running.nodes()[0].alive
-        assert other.leases() == [] and [lease.lease_id for lease in one.leases()] == ["first"]
+        assert other.leases() == [] and [lease.lease_id for lease in holder.leases()] == ["first"]
     with acquired(other, "narrow"):
         pass
-    assert left_over(one) == left_over(other) == []
+    assert left_over(holder) == left_over(other) == []
 
 
 CONTROLLER = """

@@ -32,7 +32,7 @@ def test_hosts_reach_each_other_at_the_slower_ones_rate_in_both_directions(
     monkeypatch.setenv("SRIFT_HOME", "secret")
     before = links()
     with acquired(local, "narrow", "wide") as running:
-        assert [one["links"] for one in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
+        assert [report["links"] for report in ready(running)] == [["lo", "eth0"], ["lo", "eth0"]]
         for found in ready(running):
             assert found["held"] and "SRIFT_HOME" not in found["environment"]
             assert found["bytes"] == [2**30] * 2

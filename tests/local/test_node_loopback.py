@@ -244,7 +244,7 @@ def test_a_killed_rank_wakes_its_peers_and_sigterm_leaves_nothing_running(agents
     for process in agents.processes:
         process.terminate()
         process.wait(timeout=10)
-    agents.wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in below))
+    agents.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
 
 def test_unequal_machines_train_as_one_batch_would_and_a_seed_decides_what_is_learned(agents):

@@ -144,10 +144,10 @@ class HuggingFace(nn.Module):
 
 
 def drop_out(model, probability=0.2):
-    for part in model.modules():
+    for module in model.modules():
         for name in ("p", "dropout", "attention_dropout"):
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, probability)
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
     return {}
 
 
@@ -209,7 +209,7 @@ def wrapped(name, model, optimizer, group, samples=(BATCH,) * WORLD):
     return apply_strategy(item, model, optimizer, group)
 
 
-def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
+def trains_as_single_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     """Unless it is lossy; with its share of weights and states. A NaN on a rank reaches all."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(rank)  # ranks begin with the first's weights
@@ -238,10 +238,10 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
     for number in range(STEPS):
         step(number)
     held, target = weights_of(optimizer), flat(weights_of(reference))
-    own = flat(held)
+    parameters = flat(held)
     if name in COMPRESSED:
-        assert is_on_all_ranks(own, group) and not torch.equal(own, target)
-        assert (own - target).norm() < 0.8 * (begun - target).norm()
+        assert is_on_all_ranks(parameters, group) and not torch.equal(parameters, target)
+        assert (parameters - target).norm() < 0.8 * (begun - target).norm()
     elif name not in ADASUM:
         cuts = module.blocks.of if name in TENSOR else {}
         for mine, (old, expected) in zip(held, pairs, strict=True):
@@ -251,7 +251,7 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
             expected = cuts[old][1](expected) if old in cuts else expected
             assert (value - expected).abs().max() < 1e-10 * expected.abs().max()
     states, most_states = numbers_of_states(optimizer), numbers_of_states(reference)
-    total = torch.tensor([len(own), states])
+    total = torch.tensor([len(parameters), states])
     dist.all_reduce(total, group=group)
     if name in ("zero1", *TENSOR):
         with pytest.raises(RuntimeError):
@@ -260,7 +260,7 @@ def trains_as_one_process(group, name, kind=Mixed, samples=(BATCH,) * WORLD):
         assert states < 0.6 * most_states and total[1] == most_states
         assert name == "zero1" or total[0] == len(target)
     if name in TENSOR:
-        assert len(own) < 0.65 * len(target) and total[0] == ranks * len(own)
+        assert len(parameters) < 0.65 * len(target) and total[0] == ranks * len(parameters)
     if name == "tables":  # on the ranks with fewest samples, the largest first
         assert sorted(each.owner for each in module.modules() if isinstance(each, Lookup)) == (
             [0, 1] if len(set(samples)) == 1 else [0, 0]
@@ -321,10 +321,10 @@ def steps_are_adasum(group, name):
     optimizer.register_step_post_hook(lambda *_: seen.append(flat(model.parameters())))
     module = wrapped(name, model, optimizer, group)
     for rank, trained in enumerate([*copies, module]):
-        own = rank if rank < RANKS else dist.get_rank(group)
+        data_rank = rank if rank < RANKS else dist.get_rank(group)
         with no_sync(trained):
-            loss_of(trained, batch_of(own, 0)).backward()
-        loss_of(trained, batch_of(own, 1)).backward()
+            loss_of(trained, batch_of(data_rank, 0)).backward()
+        loss_of(trained, batch_of(data_rank, 1)).backward()
     models = (copy.deepcopy(model), model, *copies)
     optimizer.step()
     assert is_on_all_ranks(seen[0], group)  # by a hook of the user
@@ -349,7 +349,7 @@ def vector(rank):
     """What a rank has for Adasum: parameters of several scales, some zero on most ranks."""
     random = torch.Generator().manual_seed(rank)
     parts = [10.0**place * torch.randn(size, generator=random) for place, size in enumerate(SIZES)]
-    return torch.cat([part * (rank == 1 or place > 2) for place, part in enumerate(parts)])
+    return torch.cat([chunk * (rank == 1 or place > 2) for place, chunk in enumerate(parts)])
 
 
 def sent_bytes(act):
@@ -375,9 +375,9 @@ def combines_by_adasum(group, world):
     formula = adasum_bytes(4.0 * sum(SIZES), len(SIZES), world)
     assert sent.total() == pytest.approx(formula, abs=8 * world)
     given = [vector(rank).double().split(list(SIZES)) for rank in range(world)]
-    for own, *theirs in zip(values.double().split(list(SIZES)), *given, strict=True):
+    for local, *theirs in zip(values.double().split(list(SIZES)), *given, strict=True):
         expected = adasum([each.numpy() for each in theirs])
-        assert abs(own.numpy() - expected).max() <= 1e-6 * abs(expected).max()
+        assert abs(local.numpy() - expected).max() <= 1e-6 * abs(expected).max()
 
 
 def gradient(rank, turn):
@@ -386,13 +386,14 @@ def gradient(rank, turn):
 
 def sends_the_largest_entries_and_keeps_the_rest(group, machines):
     """MSTopK against NumPy, and bytes inside a machine and between machines."""
-    devices, own = machines[0], dist.get_rank(group)
+    devices, local_rank = machines[0], dist.get_rank(group)
     share = ceil(VALUES / devices)
     residual = np.zeros((len(machines), devices, share))
     state, sent = SparseExchange(group, machines, density=DENSITY), Counter()
     for turn in range(ROUNDS):
         sums = []
-        sent += sent_bytes(lambda: sums.append(state.exchange_largest(0, gradient(own, turn))))  # noqa: B023
+        send = lambda: sums.append(state.exchange_largest(0, gradient(local_rank, turn)))  # noqa: B023, E731
+        sent += sent_bytes(send)
         total = np.zeros((devices, share))
         for machine, left in enumerate(residual):
             ranks = range(machine * devices, (machine + 1) * devices)
@@ -404,9 +405,9 @@ def sends_the_largest_entries_and_keeps_the_rest(group, machines):
                 left[place, picked] = 0
         np.testing.assert_allclose(sums[0].numpy(), total.reshape(-1)[:VALUES], atol=1e-5)
         assert is_on_all_ranks(sums[0], group)
-    kept = residual.reshape(-1, share)[own]
+    kept = residual.reshape(-1, share)[local_rank]
     np.testing.assert_allclose(state.residuals[0].numpy(), kept, atol=1e-5)
-    inside = sum(count for rank, count in sent.items() if rank // devices == own // devices)
+    inside = sum(count for rank, count in sent.items() if rank // devices == local_rank // devices)
     formula = ROUNDS * sparse_bytes(4 * VALUES, len(machines), devices, DENSITY)
     assert sent.total() - inside == pytest.approx(formula, rel=0.02)
     assert inside == pytest.approx(ROUNDS * 2 * (devices - 1) / devices * 4 * VALUES, rel=0.02)
@@ -492,15 +493,15 @@ CHECKS = [
     (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping_by_numbers, None)),
     *((RANKS, is_compared_with_ddp, (name, Mixed, decaying)) for name in ("tables", "tensor-2d")),
     (RANKS, is_compared_with_ddp, ("fsdp", Mixed, clipping, RuntimeError)),
-    (WORLD, trains_as_one_process, ("tensor-2.5d",)),
+    (WORLD, trains_as_single_process, ("tensor-2.5d",)),
     (WORLD, combines_by_adasum, (WORLD,)),
-    *((RANKS, trains_as_one_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
+    *((RANKS, trains_as_single_process, (name,)) for name in STRATEGIES if name != "tensor-2.5d"),
     *(
-        (RANKS, trains_as_one_process, (f"tensor-{cut}d", kind))
+        (RANKS, trains_as_single_process, (f"tensor-{cut}d", kind))
         for cut in (1, 2)
         for kind in (Encoders, HuggingFace)
     ),
-    (RANKS, trains_as_one_process, ("tables", Mixed, (2, 4, 6, 4))),
+    (RANKS, trains_as_single_process, ("tables", Mixed, (2, 4, 6, 4))),
     *((RANKS, is_refused, ("tables", how)) for how in (weighted, changing)),
     (RANKS, is_refused, ("tensor-1d", longer)),
     *((RANKS, steps_are_adasum, (name,)) for name in ADASUM),
@@ -569,7 +570,7 @@ def failures(tmp_path_factory):
 
 
 NAMES = [
-    "-".join(str(getattr(part, "__name__", part)) for part in (check, *given))
+    "-".join(str(getattr(argument, "__name__", argument)) for argument in (check, *given))
     for _, check, given in CHECKS
 ]
 

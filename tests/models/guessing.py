@@ -49,7 +49,7 @@ def model():
     return fit(data(), seed=1)
 
 
-def asked(name, cluster, batch):
+def setup_row(name, cluster, batch):
     return pd.DataFrame(
         [{"workload": name, "cluster": cluster, "batch_per_device": str(batch), "provider": "ec2"}]
     )

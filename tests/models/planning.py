@@ -93,7 +93,7 @@ class LineModel:
     k: float = 0.002
     gradient_bytes: float = 4e6
     shared: float = 0.05
-    own: float = 0.02
+    setup_sd: float = 0.02
 
     def compute_lines(self, workload, types, mode=PLAIN):
         return [self.compute_line(workload, name, mode) for name in types]
@@ -126,7 +126,7 @@ class LineModel:
     def draws(self, setups, *, count, seed):
         rng = np.random.default_rng(seed)
         together, alone = rng.standard_normal(count), rng.standard_normal((len(setups), count))
-        errors = self.shared * together + self.own * alone
+        errors = self.shared * together + self.setup_sd * alone
         return self.predict(setups)["step_s"].to_numpy()[:, None] * np.exp(errors)
 
     def joint(self, setups):
@@ -138,7 +138,7 @@ class LineModel:
         ]
         same = np.array([[float(name == other) for other in names] for name in names])
         mean = np.log(self.predict(setups)["step_s"].to_numpy())
-        return mean, self.shared**2 + self.own**2 * same, np.full(len(names), 0.02**2)
+        return mean, self.shared**2 + self.setup_sd**2 * same, np.full(len(names), 0.02**2)
 
 
 def frame(setups):
@@ -156,7 +156,7 @@ class JointModel(LineModel):
     gbps: dict
     sample_bytes: dict  # NaN unknown
     slower: float = 0.3
-    own: float = 0.1
+    setup_sd: float = 0.1
 
     def compute_line(self, workload, instance_type, mode=PLAIN):
         return self.lines[instance_type]
@@ -176,7 +176,7 @@ class JointModel(LineModel):
     def draw_arrays(self, arrays, *, count, seed):
         together = self.shared * np.random.default_rng(seed).standard_normal(count // 2)
         alone = [
-            self.own * self._chance(row, seed).standard_normal(count // 2)
+            self.setup_sd * self._chance(row, seed).standard_normal(count // 2)
             for row in self._rows(arrays)
         ]
         off = together + np.array(alone).reshape(-1, count // 2)

@@ -61,11 +61,11 @@ class World:
 
     def device(self, workload, name, batch):
         """Forward, backward, optimizer seconds under a quota of 10 ms periods."""
-        own = WORKLOADS[workload]
-        core_s = own.base_s + own.sample_s * batch**own.bend
+        network = WORKLOADS[workload]
+        core_s = network.base_s + network.sample_s * batch**network.bend
         factor = self.oddity[workload, name] / self.speed[name]
         total = max(core_s * factor - 0.01 * (1 - min(self.speed[name], 1)), core_s)
-        return 0.34 * total, 0.66 * total, own.gradient_bytes * 4e-10 / self.speed[name]
+        return 0.34 * total, 0.66 * total, network.gradient_bytes * 4e-10 / self.speed[name]
 
     def collective(self, types, size):
         """Seconds and core seconds of an all-reduce in pieces of 256 KiB."""
@@ -83,16 +83,16 @@ class World:
 
     def step(self, workload, types, batches, accumulation=1):
         """One noisy measured step in small time slices."""
-        own, n = WORKLOADS[workload], len(types)
+        network, n = WORKLOADS[workload], len(types)
         devices = [self.device(workload, *pair) for pair in zip(types, batches, strict=True)]
         forward, backward, optimizer = np.array(devices).T
         speed = np.array([self.speed[name] for name in types])
         wobble = np.array([self.noise(0.015) for _ in types])
         before = wobble * (optimizer + forward + (accumulation - 1) * (forward + backward))
-        backward = wobble * backward + (n > 1) * own.gradient_bytes * 6e-10 / speed
+        backward = wobble * backward + (n > 1) * network.gradient_bytes * 6e-10 / speed
         end, late = 0.0, before + backward
-        for fraction, size in zip(own.ready, own.sizes, strict=True):
-            seconds, core_s = self.collective(types, own.gradient_bytes * size)
+        for fraction, size in zip(network.ready, network.sizes, strict=True):
+            seconds, core_s = self.collective(types, network.gradient_bytes * size)
             seconds *= 1.06
             start = max(end, float((before + fraction * backward).max()))
             end = start + seconds
@@ -103,7 +103,7 @@ class World:
         return max(end, float(late.max())) * self.noise(0.02)
 
     def row(self, at, workload, types, batches, accumulation=1):
-        own = WORKLOADS[workload]
+        network = WORKLOADS[workload]
         return {
             "run_id": f"run-{at}",
             "provider": "local",
@@ -118,8 +118,8 @@ class World:
             "step_s": self.step(workload, types, batches, accumulation),
             "sync_s": None,
             "step_spread": 0.02,
-            "parameters": own.gradient_bytes // 4,
-            "gradient_bytes": own.gradient_bytes,
+            "parameters": network.gradient_bytes // 4,
+            "gradient_bytes": network.gradient_bytes,
             "flops_per_sample": None,
         }
 
@@ -129,7 +129,7 @@ class World:
         while len(rows) < count:
             workload = str(self.random.choice(sorted(WORKLOADS)))
             n = int(self.random.choice([1, 2, 3, 4], p=[0.2, 0.35, 0.2, 0.25]))
-            kinds = [str(one) for one in self.random.choice(sorted(TYPES), size=2)]
+            kinds = [str(kind) for kind in self.random.choice(sorted(TYPES), size=2)]
             types = [kinds[0] if self.random.random() < 0.6 else kinds[1] for _ in range(n)]
             if sum(TYPES[name][0] for name in types) > 1.75:
                 continue
@@ -145,14 +145,14 @@ class World:
 
     def profiles(self):
         rows = []
-        for (workload, own), name in itertools.product(WORKLOADS.items(), TYPES):
-            for batch in own.batches[::2]:
+        for (workload, network), name in itertools.product(WORKLOADS.items(), TYPES):
+            for batch in network.batches[::2]:
                 forward, backward, optimizer = self.device(workload, name, batch)
                 measured = (
                     forward * self.noise(0.015),
                     backward * self.noise(0.015),
                     optimizer * self.noise(0.02),
-                    2e8 + 3 * own.gradient_bytes + 1e6 * batch,
+                    2e8 + 3 * network.gradient_bytes + 1e6 * batch,
                 )
                 rows.append((workload, name, batch, *measured))
         names = "workload instance_type batch forward_s backward_s optimizer_s peak_bytes"
@@ -173,12 +173,13 @@ class World:
             *(["s.large"] * 2, ["s.whole", "s.medium"]),
         ]
         facts = [
-            (name, one.gradient_bytes // 4, one.gradient_bytes) for name, one in WORKLOADS.items()
+            (name, network.gradient_bytes // 4, network.gradient_bytes)
+            for name, network in WORKLOADS.items()
         ]
         buckets = [
-            (name, at, part * one.gradient_bytes, ready)
-            for name, one in WORKLOADS.items()
-            for at, (part, ready) in enumerate(zip(one.sizes, one.ready, strict=True))
+            (name, at, share * network.gradient_bytes, ready)
+            for name, network in WORKLOADS.items()
+            for at, (share, ready) in enumerate(zip(network.sizes, network.ready, strict=True))
         ]
         types = [(name, 1, "cpu", cores, gbps) for name, (cores, gbps) in TYPES.items()]
         return TrainingData(

@@ -40,7 +40,7 @@ def learned():
     return fit(data, seed=0)
 
 
-def asked(precision, name="lm"):
+def setup_row(precision, name="lm"):
     row = {"workload": name, "cluster": "1xs.large", "batch_per_device": "8"}
     return pd.DataFrame([row | {"precision": precision}])
 
@@ -54,17 +54,20 @@ def test_a_row_and_a_setup_in_a_precision_have_one_key():
 def test_what_was_learned_in_bf16_is_predicted_in_bf16_and_fp32_is_left_as_it_was():
     model = learned()
     assert model.modes_of("lm") == (Mode(), Mode("bf16")) and model.modes_of("mlp") == (Mode(),)
-    ours = {one: float(model.predict(asked(one))["step_s"].iloc[0]) for one in ("fp32", "bf16")}
+    ours = {
+        precision: float(model.predict(setup_row(precision))["step_s"].iloc[0])
+        for precision in ("fp32", "bf16")
+    }
     assert ours["bf16"] == pytest.approx(HALF * ours["fp32"], rel=0.15)
     plain = fit(World(1).data(70), seed=0)
     assert ours["fp32"] == pytest.approx(
-        float(plain.predict(asked("fp32"))["step_s"].iloc[0]), rel=0.03
+        float(plain.predict(setup_row("fp32"))["step_s"].iloc[0]), rel=0.03
     )
 
 
 def test_a_precision_that_was_not_measured_is_refused():
     with pytest.raises(ValueError):
-        learned().predict(asked("bf16", "mlp"))
+        learned().predict(setup_row("bf16", "mlp"))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ class HalfInBf16(LineModel):
         return Needs(0.0, 0.0, 2.0**30 / (32 if mode.precision == "bf16" else 16), [])
 
 
-MODEL = HalfInBf16(own=0.15)
+MODEL = HalfInBf16(setup_sd=0.15)
 JOB = replace(workload("mlp", 64), modes=(Mode(), Mode("bf16")))
 
 
@@ -105,21 +108,21 @@ def setups_of(job=JOB, device="cpu"):
 
 
 def test_setups_are_split_in_each_precision_that_all_devices_of_the_cluster_compute_in():
-    found = {(one.cluster.name, one.mode.precision) for one in setups_of()}
+    found = {(setup.cluster.name, setup.mode.precision) for setup in setups_of()}
     clusters = {cluster for cluster, _ in found}
     assert clusters == {"1xlarge", "1xwhole", "2xlarge"}
     assert found == {(cluster, precision) for cluster in clusters for precision in ("fp32", "bf16")}
-    old = {(one.cluster.name, one.mode.precision) for one in setups_of(device="T4")}
+    old = {(setup.cluster.name, setup.mode.precision) for setup in setups_of(device="T4")}
     assert old == found - {("1xwhole", "bf16")}
-    assert {one.mode.precision for one in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {
+    assert {setup.mode.precision for setup in setups_of(replace(JOB, modes=(Mode("bf16"),)))} == {
         "bf16"
     }
 
 
 def test_a_batch_that_a_device_holds_in_bf16_alone_needs_no_accumulation_there():
     steps = {
-        (one.mode.precision, one.accumulation_steps)
-        for one in setups_of()
-        if one.cluster.name == "1xlarge"
+        (setup.mode.precision, setup.accumulation_steps)
+        for setup in setups_of()
+        if setup.cluster.name == "1xlarge"
     }
     assert ("bf16", 1) in steps and ("fp32", 1) not in steps and ("fp32", 2) in steps

@@ -39,8 +39,8 @@ def test_every_published_column_is_commented_with_its_unit(folder):
     assert {table for table, _, _ in columns} == {*TABLES, *VIEWS}
     for table, column, comment in columns:
         assert comment, (table, column)
-        for part, unit in UNITS.items():
-            assert unit in comment or not column.endswith(part), (table, column)
+        for suffix, unit in UNITS.items():
+            assert unit in comment or not column.endswith(suffix), (table, column)
 
 
 def test_the_copies_agree_and_nothing_is_left_beside(folder):

@@ -27,12 +27,12 @@ from warehouse.reads import (
     training_frames,
 )
 
-ONE = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
+SINGLE = setup(cluster="1xsmall", instance_types=["small"], instance_digests=["s1"])
 PROBE = {"rows": [{"bytes": 1024, "seconds": 0.01, "spread": 0.0, "repeats": 9}]}
 NO_WORKLOAD = setup(workload=None, workload_digest=None)
 EVERYTHING = [
     body("train"),
-    body("profile", of=ONE, kind="profile", values=PROFILE),
+    body("profile", of=SINGLE, kind="profile", values=PROFILE),
     body("probe", of=NO_WORKLOAD, kind="probe", workload_digest="", values=PROBE),
 ]
 DAY = timedelta(days=1)
@@ -140,7 +140,7 @@ def test_a_loader_a_checkpoint_and_a_compilation_are_recorded(defined):
     compiled = {"step_s": 0.5, "build_s": 30.0, "warmup_s": 12.0}
     load(
         defined,
-        body("p", of=ONE, kind="profile", values=PROFILE | loading),
+        body("p", of=SINGLE, kind="profile", values=PROFILE | loading),
         body("w", values=written),
         body("c", of=setup(switches="checkpointing+compile"), values=compiled),
         body("plain", values=compiled),
@@ -188,7 +188,7 @@ def test_facts_of_a_definition_count_on_every_provider(defined):
     facts = [{"workload": "tiny", "digest": digest, "samples": 1000} for digest in ("w1", "w2")]
     for definition, known in zip(facts, (True, False), strict=True):
         write(defined, note_workloads, [definition], provider="ec2", noted_at=NOON)
-        (parameters,) = defined.select("workloads", {"provider": "ec2"}).parameters
+        [parameters] = defined.select("workloads", {"provider": "ec2"}).parameters
         assert (parameters == parameters) is known
 
 

@@ -44,25 +44,25 @@ class Account:
     def instances(self, *states):
         """Return moto's instances in `states`, in all regions; by default, all but terminated."""
         with self.lock:
-            return [one for one in self._all() if one.state in (states or _ALIVE)]
+            return [instance for instance in self._all() if instance.state in (states or _ALIVE)]
 
     def instance(self, instance_id):
         """Return moto's instance with this id. Raises KeyError for an unknown id."""
         with self.lock:
-            return {one.id: one for one in self._all()}[instance_id]
+            return {instance.id: instance for instance in self._all()}[instance_id]
 
     def power_off(self, instance_id):
         """Terminate or stop an instance that shut itself down, as its launch request says."""
         with self.lock:
-            one = self.instance(instance_id)
-            if one.state not in _ALIVE:
+            instance = self.instance(instance_id)
+            if instance.state not in _ALIVE:
                 return
-            if one.instance_initiated_shutdown_behavior != "terminate":
-                one.ec2_backend.stop_instances([instance_id])
+            if instance.instance_initiated_shutdown_behavior != "terminate":
+                instance.ec2_backend.stop_instances([instance_id])
                 return
-            one.ec2_backend.terminate_instances([instance_id])
+            instance.ec2_backend.terminate_instances([instance_id])
             code = "Client.InstanceInitiatedShutdown"
-            one.state_reason.code, one.state_reason.message = code, f"{code}: shutdown"
+            instance.state_reason.code, instance.state_reason.message = code, f"{code}: shutdown"
 
     def image_id(self, region):
         """Return the id of the image that all parameters of Systems Manager have as value."""

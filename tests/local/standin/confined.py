@@ -10,7 +10,7 @@ from pathlib import Path
 
 GIVEN = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 MAILBOX, CODE = Path(GIVEN["--mailbox"]), Path(__file__).parent
-OWN = MAILBOX / f"node-{GIVEN['--node']}"
+NODE = MAILBOX / f"node-{GIVEN['--node']}"
 
 
 def tried(act):
@@ -46,11 +46,11 @@ seen = {
     "no_new_privileges": status["NoNewPrivs"],
     "capabilities": [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")],
 }
-write(OWN / "ready.json", seen)
-(OWN / "secret.json").symlink_to("/etc/shadow")
+write(NODE / "ready.json", seen)
+(NODE / "secret.json").symlink_to("/etc/shadow")
 while not (MAILBOX / "plan.json").exists():
     time.sleep(0.05)
-write(OWN / "records/run+1.json", {"plan": (MAILBOX / "plan.json").read_text()})
+write(NODE / "records/run+1.json", {"plan": (MAILBOX / "plan.json").read_text()})
 while not (MAILBOX / "done.json").exists():
-    write(OWN / "heartbeat.json", {"beat_unix": time.time()})
+    write(NODE / "heartbeat.json", {"beat_unix": time.time()})
     time.sleep(0.05)

@@ -92,7 +92,7 @@ SPOT, DEMAND = sold("spot", "a", 1.0), sold("on-demand", "*", 3.0)
 WEST = sold("spot", "z", 9.0, region="west")
 SAVED = replace(sold("on-demand", "*", 1.2), public_usd_per_hour=3.0, price_note="discount")
 RAISED = replace(sold("on-demand", "*", 4.0), public_usd_per_hour=3.0, price_note="own")
-OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, price_note="own")
+BELOW_PUBLIC = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, price_note="own")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ OWN_SPOT = replace(sold("spot", "a", 0.5), public_usd_per_hour=1.0, price_note="
         (2, SAVED, [SAVED], None, 6.0),
         (1, RAISED, [RAISED], None, 4.0),
         (1, replace(RAISED, public_usd_per_hour=None), [], None, None),
-        (1, OWN_SPOT, [], 1.25, 1.25),
+        (1, BELOW_PUBLIC, [], 1.25, 1.25),
     ],
 )
 def test_the_dearest_price_bounds_what_a_cluster_costs(count, member, offers, margin, expected):
@@ -118,4 +118,4 @@ def test_the_dearest_price_of_a_type_counts_bids_and_no_discount():
     assert dearest_by_type([SPOT, sold("spot", "b", 2.0)], 1.25) == {"small": 2.5}
     assert dearest_by_type([SPOT]) == {"small": 1.0}
     assert dearest_by_type([SAVED]) == {"small": 3.0}
-    assert dearest_by_type([OWN_SPOT], 1.25) == {"small": 1.25}
+    assert dearest_by_type([BELOW_PUBLIC], 1.25) == {"small": 1.25}

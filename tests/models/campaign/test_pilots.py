@@ -27,7 +27,7 @@ def pilots(line, goal=DEADLINE.goal):
     return choose_pilots(choice_set, rows, line.joint, goal=goal, count=3, seed=1)
 
 
-UNSURE, SURE = LineModel(own=0.15), LineModel(own=1e-4, shared=0.0)
+UNSURE, SURE = LineModel(setup_sd=0.15), LineModel(setup_sd=1e-4, shared=0.0)
 
 
 def test_pilots_better_an_open_choice_and_a_settled_one_has_nothing_to_lose():

@@ -189,7 +189,7 @@ def test_what_failed_twice_is_not_bought_a_third_time(kind):
 
     def is_bought(failures):
         launches = shop(history={"failures": pd.DataFrame([row] * failures)})
-        same = (one.row() == run.row() for one in runs_of(launches, kind))
+        same = (other.row() == run.row() for other in runs_of(launches, kind))
         return any(same)
 
     assert is_bought(1) and not is_bought(2)
@@ -205,11 +205,11 @@ JOBS = [replace(workload, goals=GOALS) for workload in WORKLOADS]
 PROFILES = measured(first_list())[1]
 PROFILED = (NOTHING, PROFILES, NOTHING)
 ALL = frozenset(CORES)
-SURE, UNSURE = LineModel(own=1e-4, shared=0.0), LineModel(own=0.15)
+SURE, UNSURE = LineModel(setup_sd=1e-4, shared=0.0), LineModel(setup_sd=0.15)
 
 
 def model(line, jobs=JOBS, types=ALL):
-    """A model of one line, all of whose setups err by `line.own` each."""
+    """A model of one line, all of whose setups err by `line.setup_sd` each."""
     sold = [offer for offer in offers() if offer.instance_type.name in types]
     found = {}
     for job in jobs:
@@ -272,7 +272,7 @@ def test_a_planned_run_lowers_the_value_of_what_it_shows():
     clusters = [Cluster(members=(offer(name, "spot"),)) for name in CORES]
     runs = training_runs(JOBS, clusters, PROFILES, costs=Costs())
     known = Knowledge.of(Past(runs=NOTHING, profiles=PROFILES, probes=NOTHING), {})
-    known.learn(model(replace(UNSURE, own=0.1, shared=0.3)), runs)
+    known.learn(model(replace(UNSURE, setup_sd=0.1, shared=0.3)), runs)
     trial, first = known.copy(), max(runs, key=known.value)
     trial.add(first)
     assert all(trial.value(run) <= known.value(run) for run in runs)
@@ -297,12 +297,12 @@ def test_a_sure_model_buys_only_what_drifted_or_went_stale(cause):
 
 
 FOUR = offer("large", "spot", instance_type=replace(machine("large", devices=4), cores=0.8))
-ONE = offer("small", "spot")
+SMALL = offer("small", "spot")
 JOB = workload("mlp", 64, 256)
 
 
 def test_machines_are_measured_full_and_with_one_device():
-    clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, ONE))]
+    clusters = [Cluster(members=members) for members in ((FOUR,), (FOUR, FOUR), (FOUR, SMALL))]
     runs = training_runs([JOB], clusters, NOTHING, costs=Costs())
     assert {(run.cluster, run.devices) for run in runs} == {
         ("1xlarge", (4,)),

@@ -65,8 +65,8 @@ def test_no_run_has_a_value_below_zero(count, seed, name):
     )
     limit = random.uniform(0.1, 5.0)
     goal = Goal(goal=name, hours=limit, usd=limit)
-    asked = question(count, goal, usd_per_hour=random.uniform(0.1, 10.0, size=count))
-    regret, chance = gain(asked, believed, list(range(count)))
+    choice = question(count, goal, usd_per_hour=random.uniform(0.1, 10.0, size=count))
+    regret, chance = gain(choice, believed, list(range(count)))
     assert np.all(regret >= 0) and np.all((chance >= 0) & (chance <= 1 + 1e-9))
 
 
@@ -114,8 +114,8 @@ def test_values_of_goals_add_up_and_tiny_ones_count_nothing():
 
 def test_irreducible_spread_counts_against_meeting_a_constraint():
     deadline = Goal(goal="cheapest_within_deadline", hours=1.2)
-    asked = question(2, deadline, irreducible_sd=np.array([0.0, 0.5]))
-    _, meeting = aim_and_meeting(asked, np.zeros(2), np.full(2, 0.01**2))
+    choice = question(2, deadline, irreducible_sd=np.array([0.0, 0.5]))
+    _, meeting = aim_and_meeting(choice, np.zeros(2), np.full(2, 0.01**2))
     assert meeting.chance[0] > 0.99 > 0.75 > meeting.chance[1] > 0.5
 
 

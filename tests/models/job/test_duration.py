@@ -73,8 +73,10 @@ def test_the_number_of_interruptions_is_a_sum_of_geometric_numbers():
 @pytest.mark.parametrize(("doubt", "bunching"), [(2.0, 0.0), (0.0, 2.0)])
 def test_doubt_and_bunching_widen_the_draws_around_the_same_mean(doubt, bunching):
     even, wide = (
-        drawn(20.0, 0.05, 40_000, replacement_s=900.0, doubt=part * doubt, bunching=part * bunching)
-        for part in (0, 1)
+        drawn(
+            20.0, 0.05, 40_000, replacement_s=900.0, doubt=scale * doubt, bunching=scale * bunching
+        )
+        for scale in (0, 1)
     )
     assert wide.mean() == pytest.approx(even.mean(), rel=0.01)
     assert wide.std() > 1.3 * even.std()

@@ -17,7 +17,7 @@ def windows(rates, *, bunched=0.0):
     rows = []
     for zone, rate in rates.items():
         shock = rng.gamma(1 / bunched, bunched, 60) if bunched else np.ones(60)
-        rows += [("a", zone, 24.0, int(rng.poisson(24 * rate * one))) for one in shock]
+        rows += [("a", zone, 24.0, int(rng.poisson(24 * rate * factor))) for factor in shock]
     return pd.DataFrame(rows, columns=list(NONE.columns))
 
 

@@ -96,7 +96,7 @@ def test_a_workload_known_by_its_facts_alone_is_guessed():
     setups = [("new", f"1x{name}", 32), ("a", f"1x{name}", 32), ("new", f"2x{other}", 64)]
     setups += [("new", f"1x{name}+1xc.dark", 8), ("dark", f"1x{name}", 8)]
     test = pd.concat(
-        guessing.asked(*setup).assign(step_s=guessing.seconds(1.5e10, setup[2], rate))
+        guessing.setup_row(*setup).assign(step_s=guessing.seconds(1.5e10, setup[2], rate))
         for setup in setups
     )
     facts = pd.DataFrame([{"workload": "new", "flops_per_sample": 1.5e10, "gradient_bytes": 2e8}])

@@ -18,7 +18,7 @@ def runs(clusters, factor, *, seed=0, start=0):
     """Runs by cluster, as slow as the slowest type's `factor`; intervals are right for 1."""
     ordered = np.repeat(list(clusters), list(clusters.values()))
     names = np.random.default_rng(seed + 1).permutation(ordered)
-    slow = [max((f for name, f in factor.items() if name in one), default=1.0) for one in names]
+    slow = [max((f for name, f in factor.items() if name in text), default=1.0) for text in names]
     noise = np.exp(0.04 * np.random.default_rng(seed).standard_normal(len(names)))
     half = np.exp(1.645 * 0.04)
     seconds = {"step_s": 1.0, "step_low_s": 1 / half, "step_high_s": half}
@@ -58,10 +58,10 @@ def test_right_intervals_are_seldom_called_a_drift():
 def test_one_unlucky_group_among_many_is_not_named():
     """4 of 10 outside: a chance of 1 in 80 for one group, nothing unlikely among twenty."""
     scored = runs({f"1xt{at:02d}": 10 for at in range(20)}, {}, seed=5)
-    own = scored["cluster"] == "1xt07"
-    seconds = np.where(own.cumsum() <= 4, scored["step_high_s"] * 1.02, 1.0)
-    unlucky = scored.assign(measured_s=np.where(own, seconds, scored["measured_s"]))
-    assert named(judge(unlucky, {})) == [] and named(judge(unlucky[own], {}))
+    in_group = scored["cluster"] == "1xt07"
+    seconds = np.where(in_group.cumsum() <= 4, scored["step_high_s"] * 1.02, 1.0)
+    unlucky = scored.assign(measured_s=np.where(in_group, seconds, scored["measured_s"]))
+    assert named(judge(unlucky, {})) == [] and named(judge(unlucky[in_group], {}))
 
 
 def test_a_drift_goes_on_while_half_of_the_runs_lie_outside():

@@ -55,8 +55,8 @@ def test_a_challenger_is_refused_if_it_is_worse_by_more_than_noise():
     assert not decide(off(1.5), off(1.05)).promote
     rival = off(1.05)
     unlucky = rival["setup"] == rival["setup"].iloc[0]
-    one_bad_setup = rival.assign(step_s=rival["step_s"].where(~unlucky, 9.0))
-    assert decide(one_bad_setup, rival).promote
+    bad_setup = rival.assign(step_s=rival["step_s"].where(~unlucky, 9.0))
+    assert decide(bad_setup, rival).promote
 
 
 def test_step_times_that_are_not_finite_are_refused():
@@ -128,7 +128,8 @@ def test_the_rows_that_are_scored_are_not_in_the_data_that_is_fitted():
             assert left.str.fullmatch(r"1x[^+]*").all()
         if split == "setup":
             setups = [
-                set(zip(part["workload"], part["cluster"], strict=True)) for part in (known, rows)
+                set(zip(table["workload"], table["cluster"], strict=True))
+                for table in (known, rows)
             ]
             assert not setups[0] & setups[1]
 

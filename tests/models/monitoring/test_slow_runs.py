@@ -61,7 +61,7 @@ def test_a_run_within_its_interval_is_no_alarm():
 
 def speeds(*seconds, spread=0.05):
     """Seconds of fixed work on as many machines; 1.0 is usual."""
-    rows = [(f"l{at}", 0, "a", one, 1.0, spread) for at, one in enumerate(seconds)]
+    rows = [(f"l{at}", 0, "a", step_s, 1.0, spread) for at, step_s in enumerate(seconds)]
     columns = ["lease_id", "node", "instance_type", "reference_s", "usual_s", "usual_spread"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -20,10 +20,10 @@ def test_setups_come_by_price_and_all_can_be_had():
     supply = Supply(offers=sold, max_hosts=3, fits=cores_fit)
     found = allowed_candidates(workload("mlp", 64, 128), supply, MODEL)
     listed = list(found.setups(found.by_price(), cores_fit))
-    prices = [one.cluster.total_usd_per_hour for one in listed]
+    prices = [setup.cluster.total_usd_per_hour for setup in listed]
     known = [round(usd, 9) for usd in prices if usd is not None]
     assert known == sorted(known) and prices[len(known) :] == [None] * (len(prices) - len(known))
-    assert not any(cores_fit(one.cluster) for one in listed)
+    assert not any(cores_fit(setup.cluster) for setup in listed)
 
 
 def test_few_clusters_are_all_enumerated_and_many_by_ladders():
@@ -71,5 +71,5 @@ def test_of_too_many_zones_the_cheapest_for_most_types_stay(monkeypatch):
     zones = {f"z{n}": {"small": (1.0 + n, 0.9 - n / 10), "net": (2.0, 0.5)} for n in range(5)}
     zones["z3"] |= {"large": (1.0, 0.0), "whole": (1.0, 0.0)}
     kept = without_beaten_zones(in_zones(zones))
-    found = [(one.zone, one.instance_type.name) for one in kept]
+    found = [(offer.zone, offer.instance_type.name) for offer in kept]
     assert found == [("z0", "small"), ("z0", "net"), ("z3", "large"), ("z3", "whole")]

@@ -16,38 +16,38 @@ GOALS = (Goal(goal="cheapest"), Goal(goal="fastest"))
 
 @dataclass(frozen=True, kw_only=True)
 class Compressing(JointModel):
-    """Other exchanges take `part` of DDP's step, and at most `width` times that."""
+    """Other exchanges take `step_ratio` of DDP's step, and at most `width` times that."""
 
-    part: float
+    step_ratio: float
     width: float
 
     def predict_arrays(self, arrays):
         found = super().predict_arrays(arrays)
         other = np.array([mode.sends_otherwise for mode in arrays.modes])[arrays.mode]
-        step_s = found["step_s"] * np.where(other, self.part, 1.0)
+        step_s = found["step_s"] * np.where(other, self.step_ratio, 1.0)
         high = np.where(other, step_s * self.width, found["step_high_s"])
         return found.assign(step_s=step_s, step_high_s=high)
 
 
-def compressing(part, width, *names):
+def compressing(step_ratio, width, *names):
     return Compressing(
         lines=dict.fromkeys(names, (0.01, 0.0005)),
         gbps=GBPS,
         sample_bytes=dict.fromkeys(names, np.nan),
         slower=0.0,
         shared=0.01,
-        own=0.01,
-        part=part,
+        setup_sd=0.01,
+        step_ratio=step_ratio,
         width=width,
     )
 
 
-def planned(part, width, *modes, vetoes=None):
+def planned(step_ratio, width, *modes, vetoes=None):
     job = replace(workload("mlp", 64, None, *GOALS), modes=modes)
     supply = Supply(
         offers=[offer("small")], max_hosts=4, fits=lambda cluster: "", vetoes=vetoes or {}
     )
-    return plan(job, supply, compressing(part, width, "small"), top=9)
+    return plan(job, supply, compressing(step_ratio, width, "small"), top=9)
 
 
 def strategies(found):

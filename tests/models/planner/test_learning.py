@@ -37,8 +37,8 @@ def runs(excess, *, dense=(1.0,) * 4, **changes):
     for seed, end in enumerate(dense, 1):
         above = excess[seed - 1] if isinstance(excess, tuple) else excess
         rows.append(ROW | {"strategy": "ddp", "seed": seed, "losses": falling(end)})
-        own = {"strategy": SPARSE.strategy, "seed": seed, "losses": falling(end + above)}
-        rows.append(ROW | own | changes)
+        columns = {"strategy": SPARSE.strategy, "seed": seed, "losses": falling(end + above)}
+        rows.append(ROW | columns | changes)
     return pd.DataFrame(rows)
 
 

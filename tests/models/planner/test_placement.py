@@ -61,17 +61,19 @@ def plain_seconds(of, rounds, order):
     ("machines", "sharing", "seed"), [(4, 0.0, 1), (4, 0.6, 2), (8, 0.0, 3), (8, 1.0, 4)]
 )
 def test_no_order_is_faster(traffic, machines, sharing, seed):
-    own, rounds = drawn(machines, seed, sharing), traffic(machines, SIZE)
+    links, rounds = drawn(machines, seed, sharing), traffic(machines, SIZE)
     every = list(permutations(range(machines)))
-    seconds = [plain_seconds(own, rounds, order) for order in every]
-    assert seconds_of(own, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
-    assert plain_seconds(own, rounds, fastest(own, rounds)) == pytest.approx(min(seconds), rel=1e-9)
+    seconds = [plain_seconds(links, rounds, order) for order in every]
+    assert seconds_of(links, rounds, np.array(every[:50])) == pytest.approx(seconds[:50])
+    assert plain_seconds(links, rounds, fastest(links, rounds)) == pytest.approx(
+        min(seconds), rel=1e-9
+    )
 
 
 def test_adasum_sends_a_half_then_a_quarter_and_rings_a_part_of_all_but_one():
     assert [(half.bytes, half.times) for half in halvings(8, 8.0)] == [(4.0, 2), (2.0, 2), (1.0, 2)]
-    (one,) = ring(4, 8.0)
-    assert (one.bytes, one.times, one.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
+    [hop] = ring(4, 8.0)
+    assert (hop.bytes, hop.times, hop.places) == (2.0, 6, ((0, 1), (1, 2), (2, 3), (3, 0)))
 
 
 def test_noise_alone_leaves_machines_in_their_order(monkeypatch):

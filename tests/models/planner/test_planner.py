@@ -114,9 +114,9 @@ def test_answer_and_frontier_are_those_of_brute_force(seed):
             value = theirs[name]
             close = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
             assert ours[name] == close, name
-    for one in found.frontier:
+    for point in found.frontier:
         assert not any(
-            h < one["hours"] * 0.999999 and u <= one["usd"] * 0.999999 for h, u in points
+            h < point["hours"] * 0.999999 and u <= point["usd"] * 0.999999 for h, u in points
         )
 
 
@@ -144,11 +144,11 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
     random = np.random.default_rng(3)
     types = [_machine(name, random) for name in names]
     lines = {name: (0.01, float(random.uniform(0.001, 0.02))) for name in names}
-    asked = []
+    counts = []
 
     class Counting(JointModel):
         def predict_arrays(self, arrays):
-            asked.append(len(arrays.workload))
+            counts.append(len(arrays.workload))
             return super().predict_arrays(arrays)
 
     model = Counting(
@@ -159,7 +159,7 @@ def test_many_candidates_are_reduced_before_the_model_is_asked():
     supply = Supply(offers=offers, max_hosts=6, fits=anything_fits)
     found = plan(workload("w", 96, 192, goal, samples=1_000_000), supply, model)
     assert found.candidates > 5000 > len(found.ranked) > 50
-    assert sum(asked) < found.candidates
+    assert sum(counts) < found.candidates
     assert found.rows[0]["status"] == "recommended"
 
 

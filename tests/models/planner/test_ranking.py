@@ -32,12 +32,12 @@ def table(job, sold=None, **options):
     return recommend(job, costs_of(job, sold), **options)
 
 
-def asked(*goals, **options):
+def rows_for(*goals, **options):
     return table(workload("mlp", 64, None, *goals), **options)
 
 
 def test_the_winner_meets_the_deadline_and_nothing_cheaper_does():
-    rows = asked(DEADLINE, top=50)
+    rows = rows_for(DEADLINE, top=50)
     met = [row for row in rows if row["status"] != "misses_constraint"]
     assert all(row["p_meets_constraint"] >= 0.9 for row in met)
     assert [row["usd"] for row in met] == sorted(row["usd"] for row in met)
@@ -56,13 +56,13 @@ def test_a_looser_deadline_never_costs_more(hours, p, samples):
 
 
 def test_an_impossible_deadline_says_which_would_do_and_it_does():
-    (row,) = asked(replace(DEADLINE, hours=0.1))
+    [row] = rows_for(replace(DEADLINE, hours=0.1))
     assert (row["rank"], row["status"], row["cluster"], row["usd"]) == (1, "infeasible", None, None)
     nearest = float(row["reason"].split("deadline of ")[1].split(" h")[0])
-    assert asked(replace(DEADLINE, hours=nearest))[0]["status"] == "recommended"
-    assert "best bet" in asked(replace(DEADLINE, hours=0.99 * nearest))[0]["reason"]
-    assert asked(replace(BUDGET, usd=0.0001))[0]["status"] == "infeasible"
-    assert asked(replace(BUDGET, usd=0.0, p_required=None))[0]["status"] == "infeasible"
+    assert rows_for(replace(DEADLINE, hours=nearest))[0]["status"] == "recommended"
+    assert "best bet" in rows_for(replace(DEADLINE, hours=0.99 * nearest))[0]["reason"]
+    assert rows_for(replace(BUDGET, usd=0.0001))[0]["status"] == "infeasible"
+    assert rows_for(replace(BUDGET, usd=0.0, p_required=None))[0]["status"] == "infeasible"
 
 
 @pytest.mark.parametrize("goal", [DEADLINE, BUDGET])

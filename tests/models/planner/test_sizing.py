@@ -45,11 +45,11 @@ RUNS = [*ALONE, row("2xa", 32, 0.62), row("4xa", 16, 0.38)]
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 100), st.integers(2, 64), st.integers(1, 99))
-def test_rule_recovers_overhead(overhead, parallel, size, asked):
+def test_rule_recovers_overhead(overhead, parallel, size, larger):
     rule = ScalingRule.through(overhead + parallel, size, overhead + parallel / size)
     assert (rule.overhead_s, rule.parallel_s) == pytest.approx((overhead, parallel), rel=1e-6)
-    throughput = (overhead + parallel) / (asked * (overhead + parallel / asked))
-    assert rule.efficiency(asked) == pytest.approx(throughput, rel=1e-6)
+    throughput = (overhead + parallel) / (larger * (overhead + parallel / larger))
+    assert rule.efficiency(larger) == pytest.approx(throughput, rel=1e-6)
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 100), st.floats(0.1, 0.99))
@@ -68,12 +68,12 @@ def test_no_overhead_and_no_parallel_time():
 
 def test_sizes_are_predicted_from_smaller_sizes_alone():
     found = size_workload(data(*RUNS), "net", batches=(64, 64))
-    one, two, four = found["checks"]
+    single, two, four = found["checks"]
     assert two["efficiency"] == pytest.approx(1 / (2 * 0.62))
-    assert one["by_rule"] is None and two["by_rule"] is None
+    assert single["by_rule"] is None and two["by_rule"] is None
     ratio = 0.24 / 0.76  # O = 2 * 0.62 - 1
     assert four["by_rule"] == pytest.approx((1 + ratio) / (1 + 4 * ratio))
-    (scaling,) = found["scaling"]
+    [scaling] = found["scaling"]
     assert scaling["measured_size"] == 4 and scaling["micro_batch"] is None
 
 
@@ -89,20 +89,20 @@ def test_batches_are_composed_of_micro_steps_only_if_none_was_measured():
 
 def test_bandwidth_and_servers_that_hide_the_exchange():
     measured = data(*RUNS, profiles=PROFILES)
-    (row,) = size_workload(measured, "net", batches=(64, 64))["scaling"]
+    [row] = size_workload(measured, "net", batches=(64, 64))["scaling"]
     assert row["workers"] == 4 and row["hideable_s"] == pytest.approx(0.6 * 0.25)
     assert row["needed_gbps"] == pytest.approx(1.5 / 0.15)  # 2 * 3/4 of a gigabit
     assert row["servers"] == math.ceil(2 * 4 / 0.25)  # at one gigabit per second
-    (unknown,) = size_workload(data(*RUNS, bandwidth_gbps=None), "net", batches=(64, 64))["scaling"]
+    [unknown] = size_workload(data(*RUNS, bandwidth_gbps=None), "net", batches=(64, 64))["scaling"]
     assert unknown["needed_gbps"] > 0
     assert unknown["stated_gbps"] is None and unknown["servers"] is None
 
 
 def test_best_batch_is_the_fastest_that_fits():
-    (best,) = size_workload(data(*RUNS, profiles=PROFILES), "net", batches=ANY)["best_batch"]
+    [best] = size_workload(data(*RUNS, profiles=PROFILES), "net", batches=ANY)["best_batch"]
     assert (best["batch"], best["samples_per_s"]) == (64, 64.0)
     small = data(row("1xa", 8, 0.16), profiles=PROFILES, device_memory_gib=2.0)
-    (best,) = size_workload(small, "net", batches=ANY)["best_batch"]
+    [best] = size_workload(small, "net", batches=ANY)["best_batch"]
     assert (best["batch"], best["peak_bytes"]) == (16, 1.5e9)
 
 

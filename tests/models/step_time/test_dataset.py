@@ -24,7 +24,7 @@ def drifting(beta, repeats=1):
         accumulation_steps=1,
         provider="local",
         batch_per_device=[str(1 + at // repeats) for at in range(count)],
-        reference_s=[[one, one] for one in 0.02 * reference],
+        reference_s=[[seconds, seconds] for seconds in 0.02 * reference],
         usual_reference_s=[[0.02, 0.02]] * count,
         reference_spread=0.02,
         reference_blocks=4,
@@ -39,7 +39,7 @@ def drifting(beta, repeats=1):
 def test_runs_are_corrected_to_nominal_speed_once(beta, repeats):
     data, nominal = drifting(beta, repeats)
     corrected = at_nominal_speed(data)
-    off = [abs(one.runs["step_s"] / nominal - 1).max() for one in (corrected, data)]
+    off = [abs(dataset.runs["step_s"] / nominal - 1).max() for dataset in (corrected, data)]
     assert off[0] < 0.02 < off[1] and at_nominal_speed(corrected) is corrected
     assert (corrected.runs["sync_s"] / corrected.runs["step_s"]).to_numpy() == pytest.approx(0.2)
     assert corrected.profiles["forward_s"][0] == pytest.approx(0.3 / 1.5**beta, rel=0.02)

@@ -24,18 +24,18 @@ def machine(cores, gpus=0):
     return Machine(cores=cores, devices=gpus or 1, bandwidth_gbps=10.0, prior_speed=1.0, **device)
 
 
-def waiting(one, load_s, wait_s=0.0, workers=2):
+def waiting(host, load_s, wait_s=0.0, workers=2):
     """The wait of one machine with batches of ten samples a device."""
-    row = setup("net", "1xm", 10).assign(layout=str(one.devices))
+    row = setup("net", "1xm", 10).assign(layout=str(host.devices))
     loaders = Loaders(workers={"net": workers}, samples={("net", "m"): (load_s, wait_s)})
-    return loaders.wait(read_setups(row, {}), {"m": one})
+    return loaders.wait(read_setups(row, {}), {"m": host})
 
 
-def step(wait, rest_s, part=1.0):
-    return float(wait.step_s(np.array([rest_s]), np.array([part]))[0])
+def step(wait, rest_s, compute_share=1.0):
+    return float(wait.step_s(np.array([rest_s]), np.array([compute_share]))[0])
 
 
-def sliced(rest_s, part, batch_s, workers):
+def sliced(rest_s, compute_share, batch_s, workers):
     """Seconds of a step on one processor in slices, with two batches a worker in stock."""
     slice_s = rest_s / 400
     ready, queued, left_s = 0, 2 * workers, [0.0] * workers
@@ -43,20 +43,20 @@ def sliced(rest_s, part, batch_s, workers):
     phase, left = "wait", 0.0
     while len(ends) < 60:
         if phase == "wait" and ready:
-            ready, queued, phase, left = ready - 1, queued + 1, "compute", part * rest_s
-        for one in range(workers):
-            if not busy[one] and queued:
-                queued, busy[one], left_s[one] = queued - 1, True, batch_s
+            ready, queued, phase, left = ready - 1, queued + 1, "compute", compute_share * rest_s
+        for worker in range(workers):
+            if not busy[worker] and queued:
+                queued, busy[worker], left_s[worker] = queued - 1, True, batch_s
         running = sum(busy) + (phase == "compute")
-        for one in range(workers):
-            if busy[one]:
-                left_s[one] -= slice_s / running
-                if left_s[one] <= 0:
-                    busy[one], ready = False, ready + 1
+        for worker in range(workers):
+            if busy[worker]:
+                left_s[worker] -= slice_s / running
+                if left_s[worker] <= 0:
+                    busy[worker], ready = False, ready + 1
         if phase == "compute":
             left -= slice_s / running
             if left <= 0:
-                phase, left = "exchange", (1 - part) * rest_s
+                phase, left = "exchange", (1 - compute_share) * rest_s
         elif phase == "exchange":
             left -= slice_s
         now += slice_s
@@ -67,11 +67,13 @@ def sliced(rest_s, part, batch_s, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("part", [1.0, 0.6, 0.3])
+@pytest.mark.parametrize("compute_share", [1.0, 0.6, 0.3])
 @pytest.mark.parametrize("loading", [0.1, 0.9, 5.0])
-def test_a_processor_that_trains_and_loads_takes_as_long_as_in_slices(workers, part, loading):
-    found = step(waiting(machine(1.0), loading / 10, workers=workers), 1.0, part)
-    assert found == pytest.approx(sliced(1.0, part, loading, workers), rel=0.03)
+def test_a_processor_that_trains_and_loads_takes_as_long_as_in_slices(
+    workers, compute_share, loading
+):
+    found = step(waiting(machine(1.0), loading / 10, workers=workers), 1.0, compute_share)
+    assert found == pytest.approx(sliced(1.0, compute_share, loading, workers), rel=0.03)
 
 
 SECONDS = st.floats(1e-4, 10.0)
@@ -79,11 +81,11 @@ SECONDS = st.floats(1e-4, 10.0)
 
 @given(SECONDS, SECONDS, st.floats(0, 1), st.floats(0.1, 64), st.integers(0, 8), st.integers(0, 4))
 def test_processors_never_slow_a_step_and_loading_never_quickens_it(
-    rest_s, load_s, part, cores, workers, gpus
+    rest_s, load_s, compute_share, cores, workers, gpus
 ):
     def took(cores, load_s=load_s, rest_s=rest_s):
         wait = waiting(machine(cores, gpus), load_s, 0.3 * load_s, workers)
-        return step(wait, rest_s, part)
+        return step(wait, rest_s, compute_share)
 
     most = took(cores) * (1 + 1e-9)
     assert took(2 * cores) <= most and rest_s <= most and took(cores, load_s=0.0) == rest_s
@@ -92,7 +94,7 @@ def test_processors_never_slow_a_step_and_loading_never_quickens_it(
 
 
 @pytest.mark.parametrize(
-    ("one", "workers", "wait_s", "rest_s", "expected"),
+    ("host", "workers", "wait_s", "rest_s", "expected"),
     [
         (machine(8.0, 4), 0, 0.2, 3.0, 3.0 + 10 * 0.3),
         (machine(8.0, 4), 1, 0.0, 0.1, 10 * 0.1),
@@ -101,17 +103,17 @@ def test_processors_never_slow_a_step_and_loading_never_quickens_it(
         (machine(0.2), 0, 0.0, 3.0, 3.0 + 10 * 0.1 / 0.2),
     ],
 )
-def test_steps_by_hand(one, workers, wait_s, rest_s, expected):
-    assert step(waiting(one, 0.1, wait_s, workers), rest_s) == pytest.approx(expected)
+def test_steps_by_hand(host, workers, wait_s, rest_s, expected):
+    assert step(waiting(host, 0.1, wait_s, workers), rest_s) == pytest.approx(expected)
 
 
 def truth(rest_s, sync_s, batches, types):
     """(step_s, input_s) with one worker a machine, in slices."""
-    part = 1 - sync_s / rest_s
+    compute_share = 1 - sync_s / rest_s
     loads = [batch * LOAD_S / CORES[name] for batch, name in zip(batches, types, strict=True)]
-    steps = [sliced(rest_s, part, load, WORKERS) for load in loads]
+    steps = [sliced(rest_s, compute_share, load, WORKERS) for load in loads]
     slowest = int(np.argmax(steps))
-    hidden = min(loads[slowest], part * rest_s)
+    hidden = min(loads[slowest], compute_share * rest_s)
     return steps[slowest], max(0.0, steps[slowest] - rest_s - hidden)
 
 
@@ -140,7 +142,7 @@ def with_loader(data):
 
 
 PLAIN = World(seed=5).data(count=40)
-ASKED = pd.concat(
+SETUPS = pd.concat(
     [
         setup("conv", cluster, batch)
         for cluster in ("1xs.small", "1xs.whole", "2xs.medium", "4xn.medium")
@@ -168,8 +170,8 @@ def test_loading_is_separated_from_measurements():
 
 
 def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model):
-    world, found = World(seed=5), model.predict(ASKED)
-    for row, predicted in zip(ASKED.itertuples(), found["step_s"], strict=True):
+    world, found = World(seed=5), model.predict(SETUPS)
+    for row, predicted in zip(SETUPS.itertuples(), found["step_s"], strict=True):
         types = parse_cluster(row.cluster)
         batches = [int(row.batch_per_device)] * len(types)
         rest_s = world.step("conv", types, batches)
@@ -178,4 +180,4 @@ def test_steps_are_predicted_with_their_wait_which_is_the_bottleneck(model):
     assert set(found["bottleneck"]) == {"input"} and set(found["input_by"]) == {"processors"}
     parts = found["compute_s"] + found["exposed_communication_s"] + found["input_s"]
     assert np.allclose(parts, found["step_s"])
-    assert not model.predict(ASKED.assign(workload="lm"))["input_s"].any()
+    assert not model.predict(SETUPS.assign(workload="lm"))["input_s"].any()

@@ -43,8 +43,10 @@ def test_every_gpu_on_ec2_has_a_data_sheet():
     held = json.loads(gzip.decompress(Path("tasks/providers/ec2/snapshot.json.gz").read_bytes()))
     types = pd.DataFrame(held["instance_types"].values(), columns=held["columns"])
     machines = read_machines(types.assign(name=list(held["instance_types"])), []).items()
-    whole = {name: one for name, one in machines if one.has_accelerator and "1/" not in one.device}
-    kinds = {device_kind(name, one) for name, one in whole.items()}
+    whole = {
+        name: spec for name, spec in machines if spec.has_accelerator and "1/" not in spec.device
+    }
+    kinds = {device_kind(name, spec) for name, spec in whole.items()}
     others = ("inferentia", "trainium", "qualcomm", "gaudi")
     gpus = {kind for kind in kinds if not kind.startswith(others)}
     assert len(gpus) > 9 and set(data_sheets().index) >= gpus

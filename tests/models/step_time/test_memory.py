@@ -58,7 +58,7 @@ def peak(mode, ranks, batch=16, **steps):
 
 
 def test_sharded_ranks_hold_less_the_more_they_are():
-    ddp, fsdp, zero2, zero1 = (Mode(strategy=one) for one in ("ddp", "fsdp", "zero2", "zero1"))
+    ddp, fsdp, zero2, zero1 = (Mode(strategy=name) for name in ("ddp", "fsdp", "zero2", "zero1"))
     assert peak(ddp, 8) == peak(ddp, 1) == pytest.approx(1e9 + 5 * GRADIENTS)
     for name, copies in {
         "ddp-fp16": 0,
@@ -69,9 +69,9 @@ def test_sharded_ranks_hold_less_the_more_they_are():
         more = peak(Mode(strategy=name), 8) - peak(ddp, 8)
         assert more == pytest.approx(copies * GRADIENTS)
     # context, an eighth of weights and states, activations; five or three groups of weights
-    own = 1e9 + 3 * GRADIENTS / 8 + 16 * SAMPLE
-    assert peak(fsdp, 8) == pytest.approx(own + 5 * GRADIENTS / 8)
-    assert peak(zero2, 8) == pytest.approx(own + 7 / 8 * GRADIENTS + 3 * GRADIENTS / 8)
+    fixed = 1e9 + 3 * GRADIENTS / 8 + 16 * SAMPLE
+    assert peak(fsdp, 8) == pytest.approx(fixed + 5 * GRADIENTS / 8)
+    assert peak(zero2, 8) == pytest.approx(fixed + 7 / 8 * GRADIENTS + 3 * GRADIENTS / 8)
     for steps in ({}, {"accumulates": True}):
         saved = peak(ddp, 8, **steps) - peak(zero1, 8, **steps)
         assert saved == pytest.approx(7 / 8 * 2 * GRADIENTS)  # Adam's two moments
@@ -108,8 +108,8 @@ def test_a_larger_batch_than_ran_is_refused_there_and_allowed_on_a_larger_device
 
 def test_a_batch_that_fitted_on_many_ranks_may_not_fit_on_few():
     model = fitted(setup("net", f"4x{A}", 64).assign(strategy="fsdp"), gradient_bytes=1e9)
-    few, many = (model.needs("net", Mode(strategy="fsdp"), A, ranks) for ranks in (2, 4))
-    assert many.peak_bytes(64) <= 16 * GIB < few.peak_bytes(64)
+    small, large = (model.needs("net", Mode(strategy="fsdp"), A, ranks) for ranks in (2, 4))
+    assert large.peak_bytes(64) <= 16 * GIB < small.peak_bytes(64)
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
@@ -139,12 +139,12 @@ def test_offloaded_states_leave_the_device(strategy):
 def test_activations_of_a_transformer_are_those_of_its_layers(precision, switches, layers):
     shape = Transformer(parameters=1.3e9, layers=24, hidden=2048, sequence=1024)
     model, mode = fitted(transformer=shape, gradient_bytes=5e9), Mode(precision, "fsdp", switches)
-    one, two, shared = (
+    single, two, shared = (
         model.needs("net", mode, A, ranks).peak_bytes(batch)
         for batch, ranks in ((1, 8), (2, 8), (1, 64))
     )
     logits = 5 * (1.3e9 / 2048 - 12 * 24 * 2048) * 1024
-    assert two - one == pytest.approx(34 * layers * 2048 * 1024 + logits) and shared < one
+    assert two - single == pytest.approx(34 * layers * 2048 * 1024 + logits) and shared < single
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs the published steps of ../shared")

@@ -37,14 +37,14 @@ def test_intervals_are_wider_without_similar_measurements(known):
     data = known[0]
     mlp = (data.runs["workload"] == "mlp") & (data.runs["cluster"] != "1xs.large")
     model = fit(replace(data, runs=data.runs[~mlp]), seed=0)
-    asked = [setup("embed", "4xs.small", 24)]
-    asked += [setup("mlp", "4xs.small", batch) for batch in (24, 1536)]
-    assert width(model.predict(pd.concat(asked, ignore_index=True))).is_monotonic_increasing
+    setups = [setup("embed", "4xs.small", 24)]
+    setups += [setup("mlp", "4xs.small", batch) for batch in (24, 1536)]
+    assert width(model.predict(pd.concat(setups, ignore_index=True))).is_monotonic_increasing
 
 
 def test_draws_agree_with_the_intervals_and_move_together(known):
     model = known[2]
-    asked = pd.concat(
+    setups = pd.concat(
         [
             setup("mlp", "3xs.medium", 96),
             setup("mlp", "3xs.medium", 100),
@@ -52,12 +52,12 @@ def test_draws_agree_with_the_intervals_and_move_together(known):
         ]
     )
     drawn, predicted = (
-        model.draw_arrays(model.read(asked), count=4000, seed=0),
-        model.predict(asked),
+        model.draw_arrays(model.read(setups), count=4000, seed=0),
+        model.predict(setups),
     )
     high = predicted["step_high_s"].to_numpy()
     assert np.quantile(drawn, 0.95, axis=1) == pytest.approx(high, rel=0.02)
-    mean, covariance, noise = model.joint(asked)
+    mean, covariance, noise = model.joint(setups)
     assert np.log(drawn).mean(axis=1) == pytest.approx(mean) and (noise > 0).all()
     covariance = covariance + np.diag(noise)
     assert np.cov(np.log(drawn)) == pytest.approx(covariance, abs=0.05 * covariance.max())
@@ -66,9 +66,9 @@ def test_draws_agree_with_the_intervals_and_move_together(known):
 
 
 def test_the_order_of_machines_means_nothing(known):
-    asked = [setup(cluster="1xs.large+2xs.small", batch="8+2+2")]
-    asked.append(setup(cluster="2xs.small+1xs.large", batch="2+2+8"))
-    first, second = known[2].predict(pd.concat(asked))["step_s"]
+    setups = [setup(cluster="1xs.large+2xs.small", batch="8+2+2")]
+    setups.append(setup(cluster="2xs.small+1xs.large", batch="2+2+8"))
+    first, second = known[2].predict(pd.concat(setups))["step_s"]
     assert first == pytest.approx(second)
 
 
@@ -83,8 +83,8 @@ def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
     known, name, types, batch, accumulation
 ):
     cluster = "+".join(f"1x{kind}" for kind in types)
-    asked = [setup(name, cluster, one, accumulation) for one in (batch, 2 * batch)]
-    predicted = known[2].predict(pd.concat(asked))
+    setups = [setup(name, cluster, size, accumulation) for size in (batch, 2 * batch)]
+    predicted = known[2].predict(pd.concat(setups))
     assert sound(predicted)
     assert predicted["step_s"].iloc[1] >= predicted["step_s"].iloc[0] * 0.97
 
@@ -100,8 +100,10 @@ def test_predictions_are_sound_and_a_larger_batch_is_no_quicker(
     ],
 )
 def test_a_fifth_of_the_step_is_a_bottleneck(compute, mean, machines, expected):
-    exposed, uneven, many = (np.array([one]) for one in (1 - compute, compute - mean, machines))
-    found = bottlenecks(exposed, uneven, loading=np.zeros(1), machines=many)
+    exposed, uneven, counts = (
+        np.array([value]) for value in (1 - compute, compute - mean, machines)
+    )
+    found = bottlenecks(exposed, uneven, loading=np.zeros(1), machines=counts)
     assert found == [expected]
 
 
@@ -112,7 +114,7 @@ def test_accumulation_repeats_compute_and_not_communication(known):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "setups",
     [
         setup("lmm"),
         setup(cluster="2xs.larg"),
@@ -122,9 +124,9 @@ def test_accumulation_repeats_compute_and_not_communication(known):
         setup().drop(columns="cluster"),
     ],
 )
-def test_unknown_setups_are_refused(known, asked):
+def test_unknown_setups_are_refused(known, setups):
     with pytest.raises(ValueError):
-        known[2].predict(asked)
+        known[2].predict(setups)
 
 
 def test_no_measurements_and_several_providers_are_refused(known):
@@ -140,7 +142,7 @@ def test_a_stored_model_reads_back_exactly_and_equal_data_give_equal_models(know
     stored = serialization.dump(model)
     for equal in (serialization.load(stored), fit(data, seed=0)):
         pd.testing.assert_frame_equal(equal.predict(fresh), model.predict(fresh), rtol=1e-9)
-        drawn = (one.draw_arrays(one.read(fresh[:9]), count=7, seed=3) for one in (equal, model))
+        drawn = (copy.draw_arrays(copy.read(fresh[:9]), count=7, seed=3) for copy in (equal, model))
         assert np.allclose(*drawn, rtol=1e-9)
         assert equal.memory == model.memory
 
@@ -171,11 +173,13 @@ def guesses():
 
 @pytest.mark.parametrize("kind", [kind.name for kind in guessing.TYPES])
 def test_a_guess_is_near_and_its_interval_is_wide(kind):
-    found = guesses().predict(guessing.asked("new", f"1x{kind}", 32))
-    tflops = next(float(one.device_tflops or 0) for one in guessing.TYPES if one.name == kind)
+    found = guesses().predict(guessing.setup_row("new", f"1x{kind}", 32))
+    tflops = next(
+        float(instance.device_tflops or 0) for instance in guessing.TYPES if instance.name == kind
+    )
     truth = guessing.seconds(1.5e10, 32, tflops)
     assert error(found, truth).iloc[0] < 0.35 and inside(found, truth) == 1
-    measured = guessing.model().predict(guessing.asked("c", f"1x{kind}", 32))
+    measured = guessing.model().predict(guessing.setup_row("c", f"1x{kind}", 32))
     assert width(found).iloc[0] > np.log(1.5) > width(measured).iloc[0]
     assert np.isnan(found["nearest_doublings"]).all()
 
@@ -184,8 +188,8 @@ def test_a_guess_changes_no_other_prediction_and_shares_its_error():
     rows = guessing.data().runs.drop(columns="step_s")
     pd.testing.assert_frame_equal(guesses().predict(rows), guessing.model().predict(rows))
     assert "new" not in guessing.model().workloads
-    asked = pd.concat([guessing.asked("new", f"2x{kind.name}", 16) for kind in guessing.TYPES])
-    drawn = np.log(guesses().draw_arrays(guesses().read(asked), count=400, seed=1))
+    setups = pd.concat([guessing.setup_row("new", f"2x{kind.name}", 16) for kind in guessing.TYPES])
+    drawn = np.log(guesses().draw_arrays(guesses().read(setups), count=400, seed=1))
     assert np.corrcoef(drawn).min() > 0.5  # types share the error
     needs = guesses().memory.needs("new", MODES[0], FIRST)
     peaks = [needs.peak_bytes(batch) for batch in (1, 64)]

@@ -16,7 +16,7 @@ def read(*rows, workload="net"):
 
 
 @pytest.mark.parametrize(
-    ("asked", "distance"),
+    ("setups", "distance"),
     [
         (("2xa", "", "32", 1), 0),
         (("1xb", "1", "8", 1), 0),
@@ -28,7 +28,7 @@ def read(*rows, workload="net"):
         (("1xc", "1", "8", 1), 2),  # b is missing, c is new
     ],
 )
-def test_differences_count_in_doublings(asked, distance):
+def test_differences_count_in_doublings(setups, distance):
     measured = read(("2xa", "4", "32", 1), ("1xb", "1", "8", 1))
-    assert doublings(measured, read(asked)) == pytest.approx([distance])
-    assert np.isnan(doublings(measured, read(asked, workload="other"))).all()
+    assert doublings(measured, read(setups)) == pytest.approx([distance])
+    assert np.isnan(doublings(measured, read(setups, workload="other"))).all()

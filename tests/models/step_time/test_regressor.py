@@ -21,8 +21,8 @@ from tests.models.step_time.cases import error, fitted, inside, seconds, sound, 
 
 def several_of(rows):
     """Mask of `middle` on several fast devices."""
-    own = (rows["workload"] == "middle") & rows["cluster"].str.endswith("fast")
-    return own & (rows["layout"] != "1")
+    cell = (rows["workload"] == "middle") & rows["cluster"].str.endswith("fast")
+    return cell & (rows["layout"] != "1")
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def test_a_workload_known_by_one_device_is_predicted_and_pilots_narrow_the_inter
 ):
     held = several_of(gpus)
     pilots = held & (gpus["batch_per_device"] == 16)
-    asked = gpus[held & ~pilots]
-    before = without_middle.predict(asked)
-    assert error(before, asked["step_s"]).mean() < 0.10 and inside(before, asked["step_s"]) > 0.8
-    after = fitted(gpus[~held | pilots]).predict(asked)
+    target = gpus[held & ~pilots]
+    before = without_middle.predict(target)
+    assert error(before, target["step_s"]).mean() < 0.10 and inside(before, target["step_s"]) > 0.8
+    after = fitted(gpus[~held | pilots]).predict(target)
     assert width(after).median() < min(0.1, 0.8 * width(before).median())
-    assert error(after, asked["step_s"]).mean() < 0.06
+    assert error(after, target["step_s"]).mean() < 0.06
 
 
 def test_a_workload_in_one_mode_on_several_machines_tells_of_others(gpus):
@@ -87,10 +87,10 @@ def test_bad_or_few_rows_give_sound_predictions(gpus, case):
         ),
         "alone": gpus[gpus["layout"] == "1"],
     }[case]
-    asked = gpus[gpus["workload"].isin(rows["workload"]) & gpus["kind"].isin(rows["kind"])]
+    target = gpus[gpus["workload"].isin(rows["workload"]) & gpus["kind"].isin(rows["kind"])]
     model = fitted(rows)
-    drawn = model.draw_arrays(model.read(asked), count=4, seed=0)
-    assert sound(model.predict(asked)) and np.isfinite(drawn).all()
+    drawn = model.draw_arrays(model.read(target), count=4, seed=0)
+    assert sound(model.predict(target)) and np.isfinite(drawn).all()
 
 
 def test_a_kind_with_few_rows_a_cell_has_spreads_of_its_own(without_middle):
@@ -126,10 +126,10 @@ def test_a_kind_is_known_by_its_data_sheet_and_better_by_its_rows():
         step_s=runs["batch_per_device"] * factor,
     ).drop(columns="devices")
     new = runs["cluster"] == "1xl40s"
-    asked, widths = runs[new], []
+    target, widths = runs[new], []
     for known, most in ((~new, 0.15), (~new | (runs["batch_per_device"] == 16), 0.05)):
-        found = fitted(runs[known], types=types).predict(asked)
-        assert np.log(found["step_s"] / asked["step_s"]).abs().max() < most
+        found = fitted(runs[known], types=types).predict(target)
+        assert np.log(found["step_s"] / target["step_s"]).abs().max() < most
         widths.append(width(found).mean())
     assert widths[1] < 0.7 * widths[0]
 
@@ -139,11 +139,11 @@ def test_pilots_that_surprise_widen_the_intervals_of_their_workload(gpus):
     pilots = held & gpus["batch_per_device"].isin([16, 48])
     factor = np.exp(0.15 * np.random.default_rng(1).choice([-1, 1], len(gpus)))
     odd = gpus.assign(step_s=gpus["step_s"].where(~pilots, gpus["step_s"] * factor))
-    asked = gpus[held & ~pilots]
+    target = gpus[held & ~pilots]
     plain, wide = (fitted(rows[~held | pilots]) for rows in (gpus, odd))
-    widths = [width(model.predict(asked)) for model in (plain, wide)]
+    widths = [width(model.predict(target)) for model in (plain, wide)]
     assert (widths[1] > 1.5 * widths[0]).all()
-    _, covariance, noise = wide.joint(asked)
+    _, covariance, noise = wide.joint(target)
     together = 2 * Z_90 * np.sqrt(np.diag(covariance) + noise)
     assert together == pytest.approx(widths[1].to_numpy(), rel=0.01)
 

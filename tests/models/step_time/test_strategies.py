@@ -18,10 +18,10 @@ from tests.models.step_time.cases import setup, width
 
 JOB = replace(
     workload("mlp", 96),
-    modes=tuple(Mode(strategy=one) for one in ("ddp", *COMPRESSED, *COMBINED, *SERVED, *TENSOR)),
+    modes=tuple(Mode(strategy=name) for name in ("ddp", *COMPRESSED, *COMBINED, *SERVED, *TENSOR)),
 )
 WIDTH = 64.0
-ONE = np.ones(1)
+UNIT = np.ones(1)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def data(known):
     """All 4 M weights of `mlp` are divided, as many as the activations of 1,000 samples."""
     counted = {"weights": 4e6, "inputs": 4e3, "pairs": 4e3}
     facts = pd.DataFrame({"workload": ["conv", "lm", "mlp"]})
-    divided = {f"divided_{name}": [0.0, 0.0, one] for name, one in counted.items()}
+    divided = {f"divided_{name}": [0.0, 0.0, share] for name, share in counted.items()}
     merged = facts.assign(**divided).merge(known[0].workloads, how="left")
     return replace(known[0], workloads=merged)
 
@@ -55,8 +55,8 @@ def test_bytes_between_machines_are_those_of_the_papers(machines, devices):
     ranks, size = machines * devices, 1e8
 
     def sent(strategy):
-        part = sent_between(strategy, machines * ONE, ranks * ONE)[0]
-        return float(part * 2 * (ranks - 1) / ranks * size)
+        share = sent_between(strategy, machines * UNIT, ranks * UNIT)[0]
+        return float(share * 2 * (ranks - 1) / ranks * size)
 
     dense = devices * dense_bytes(size, machines, devices)
     assert sent("adasum") == pytest.approx(dense)
@@ -77,10 +77,10 @@ def test_machines_of_one_device_send_the_elements_of_a_rank(name, ranks):
             name,
             volumes,
             4 * volumes.weights,
-            ranks=ranks * ONE,
-            most=ONE,
-            samples=3 * ONE,
-            micro_steps=steps * ONE,
+            ranks=ranks * UNIT,
+            most=UNIT,
+            samples=3 * UNIT,
+            micro_steps=steps * UNIT,
         )[0]
         for steps in (1, 2)
     )
@@ -91,8 +91,8 @@ def test_machines_of_one_device_send_the_elements_of_a_rank(name, ranks):
 
 
 def test_before_any_run_physics_says_where_a_strategy_pays(known, model):
-    asked = setup("mlp", "2xs.small", 48).assign(strategy="ddp")
-    pd.testing.assert_frame_equal(model.predict(asked), known[2].predict(asked))
+    setups = setup("mlp", "2xs.small", 48).assign(strategy="ddp")
+    pd.testing.assert_frame_equal(model.predict(setups), known[2].predict(setups))
     rows = {
         mode.strategy: step(model, mode.strategy) for mode in JOB.modes if "2" not in mode.strategy
     }
@@ -104,17 +104,17 @@ def test_before_any_run_physics_says_where_a_strategy_pays(known, model):
     assert seconds["ps-1"] > 1.1 * seconds["ddp"]
     for name in (*COMPRESSED, *COMBINED, "ps-1"):
         assert width(rows[name]) > width(rows["ddp"]) and np.isnan(rows[name]["nearest_doublings"])
-    few, many = (
+    small, large = (
         [step(model, name, "4xs.small", batch)["step_s"] for name in ("tensor-1d", "ddp")]
         for batch in (8, 2000)
     )
-    assert few[0] < few[1] and many[0] > many[1]
+    assert small[0] < small[1] and large[0] > large[1]
 
 
 @pytest.mark.parametrize("name", ["ddp-mstopk", "adasum", "tensor-1d"])
 def test_own_runs_replace_physics(data, model, name):
     clusters = ("2xs.small", "4xs.small", "2xn.medium", "4xn.medium")
-    own = pd.concat(
+    sparse_runs = pd.concat(
         [
             setup("mlp", cluster, batch).assign(
                 strategy=name, step_s=1.7 * step(model, name, cluster, batch)["step_s"]
@@ -122,7 +122,7 @@ def test_own_runs_replace_physics(data, model, name):
             for cluster, batch in product(clusters, (24, 48))
         ]
     )
-    runs = pd.concat([data.runs, own.assign(provider="local")], ignore_index=True)
+    runs = pd.concat([data.runs, sparse_runs.assign(provider="local")], ignore_index=True)
     found = step(fit(replace(data, runs=runs), seed=0), name)
     assert found["step_s"] == pytest.approx(1.7 * step(model, name)["step_s"], rel=0.1)
     assert found["nearest_doublings"] == 0

@@ -42,7 +42,7 @@ def tally(cap_usd=1.0, seconds=1000.0):
 def test_a_compressed_strategy_is_shown_to_learn_once(here, monkeypatch):
     conv, lm = here.workloads
     sparse = {"conv": replace(conv, modes=(Mode(), SPARSE)), "lm": lm}
-    monkeypatch.setattr(campaign, "with_facts", lambda one, _: sparse[one.name])
+    monkeypatch.setattr(campaign, "with_facts", lambda workload, _: sparse[workload.name])
     launch = shop(here)[0]
     assert [(item.kind, item.mode, item.seed) for item in launch.items] == [
         ("learn", mode, seed) for mode in (Mode(), SPARSE) for seed in (1, 2)
@@ -169,7 +169,7 @@ def test_a_workload_without_its_data_costs_no_machine_and_is_not_bought_again(he
         needing = replace(launch, items=tuple(item for item in launch.items if item.workload))
         served.append(campaign.serve_launch(here, needing, "r-00", spent))
         spent.add(served[-1], Collected(), launch.cluster)
-    assert [one.mailbox for one in served] == [None] and set(spent.lacking) == {"conv"}
+    assert [cluster.mailbox for cluster in served] == [None] and set(spent.lacking) == {"conv"}
 
 
 def bought(here, monkeypatch, refuse):
@@ -202,13 +202,13 @@ def test_lost_launches_are_bought_again_and_refused_ones_only_if_there_is_nothin
 
 def test_what_holds_a_refused_cluster_is_refused(here):
     offers = here.provider.offers(NOON)
-    one = offers[0]
-    other = next(o for o in offers if o.instance_type != one.instance_type)
-    two = Cluster.of((2, one))
-    larger = Cluster.of((3, replace(one, zone="elsewhere")), (1, other))
+    offer = offers[0]
+    other = next(o for o in offers if o.instance_type != offer.instance_type)
+    two = Cluster.of((2, offer))
+    larger = Cluster.of((3, replace(offer, zone="elsewhere")), (1, other))
     assert campaign.just_refused(larger, [two])
-    assert not campaign.just_refused(Cluster.of((1, one), (3, other)), [two])
-    assert not campaign.just_refused(Cluster.of((2, replace(one, region="far"))), [two])
+    assert not campaign.just_refused(Cluster.of((1, offer), (3, other)), [two])
+    assert not campaign.just_refused(Cluster.of((2, replace(offer, region="far"))), [two])
 
 
 def test_the_rest_of_the_caps_pays_for_elastic_runs_if_wanted(here, monkeypatch):

@@ -46,9 +46,14 @@ def offers():
         {offer.instance_type.name: offer for offer in provider.packaged_offers()}.values()
     )
     spot = [
-        replace(one, market="spot", zone=f"{REGION}{zone}", usd_per_hour=one.usd_per_hour * part)
-        for one in listed
-        for zone, part in (("a", 0.3), ("b", 0.4))
+        replace(
+            offer,
+            market="spot",
+            zone=f"{REGION}{zone}",
+            usd_per_hour=offer.usd_per_hour * price_ratio,
+        )
+        for offer in listed
+        for zone, price_ratio in (("a", 0.3), ("b", 0.4))
     ]
     return [*listed, *spot]
 
@@ -95,30 +100,30 @@ def test_a_launch_beyond_the_cap_has_no_requests_and_does_not_count_on_the_scree
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 @pytest.mark.parametrize("discount", [0.0, 0.6])
 def test_the_caps_reckon_with_no_less_than_all_attempts_cost(here, market, discount):
-    own = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
+    terms = Ec2.model_validate({"discounts": {"*": {"on_demand": discount, "spot": discount}}})
     cluster = Cluster(
-        members=tuple(apply_terms(launch("p4d.24xlarge", 4, market).cluster.members, own))
+        members=tuple(apply_terms(launch("p4d.24xlarge", 4, market).cluster.members, terms))
     )
-    known = apply_terms(offers(), own)
+    known = apply_terms(offers(), terms)
     zones = [f"{REGION}{zone}" for zone in "abcdef"]
     found = attempts(cluster, known, zones, ("on-demand", "spot"))
     price = dearest_usd_per_hour(cluster, known)
     for deadline_s in (600.0, 1234.5):
-        reckoned = (price + 4 * most_usd_per_hour_beside(own)) * billed_s(deadline_s) / 3600
-        assert worst_usd(found, own, deadline_s) <= reckoned
+        reckoned = (price + 4 * most_usd_per_hour_beside(terms)) * billed_s(deadline_s) / 3600
+        assert worst_usd(found, terms, deadline_s) <= reckoned
 
 
 def test_an_unknown_spot_price_is_bounded_by_the_on_demand_price():
     known = [replace(offer(1.0), market=market) for market in ("on-demand", "spot")]
     assert dry_run.with_spot(known, "spot") == known
-    assert {one.market for one in dry_run.with_spot(known[:1], "spot")} == {"on-demand", "spot"}
+    assert {offer.market for offer in dry_run.with_spot(known[:1], "spot")} == {"on-demand", "spot"}
     assert dry_run.with_spot(known[:1], "on-demand") == known[:1]
 
 
 def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkeypatch):
     item = PlannedRun(kind="train", workload="conv", nodes=(0,), batches=(8,), est_s=1.0)
-    one = replace(launch("g4dn.xlarge", 1), items=(item,))
-    before_s = dry_run.dry_run_rows(here, [one], offers(), tally(5.0), NOON)[0]["deadline_s"]
+    single = replace(launch("g4dn.xlarge", 1), items=(item,))
+    before_s = dry_run.dry_run_rows(here, [single], offers(), tally(5.0), NOON)[0]["deadline_s"]
     monkeypatch.setattr(data_transfer, "FETCHED_BYTES_PER_S", 2**20 / 1000)
     monkeypatch.setattr(data_transfer, "download_usd", lambda *_, **__: 1.5)
     file = here.settings.root / "srift.toml"
@@ -127,7 +132,7 @@ def test_what_would_be_fetched_is_named_and_counted_in_the_deadline(here, monkey
     monkeypatch.setattr(data_transfer, "connect", lambda _: Ec2Api(aws.clients, aws.clock))
     aws.s3.buckets.add("photos")
     aws.s3.objects["cats/1.jpg"] = (b"x" * 2**20, NOON)
-    [row] = dry_run.dry_run_rows(open_workspace("ec2"), [one], offers(), tally(50.0), NOON)
+    [row] = dry_run.dry_run_rows(open_workspace("ec2"), [single], offers(), tally(50.0), NOON)
     assert not {"s3:PutObject", "s3:GetObject"} & {action for action, _ in aws.calls}
     assert any("s3://photos/cats" in each and "$1.50" in each for each in row["notes"])
     assert any("123 days old" in each for each in row["notes"])

@@ -104,8 +104,8 @@ def with_requirements(here):
 
 def test_the_wished_deadline_and_installations_are_paid_for(here):
     plain, needing = (
-        caps.allowance(one, launch(here), tally(1000.0), NOON)
-        for one in (here, with_requirements(here))
+        caps.allowance(workspace, launch(here), tally(1000.0), NOON)
+        for workspace in (here, with_requirements(here))
     )
     assert plain.deadline_s == needing.deadline_s - 300.0 == 2 * 600.0 + caps.EC2_START_UP_S
     assert plain.worst_usd == pytest.approx(at_worst(PRICE, plain.deadline_s, machines=2))

@@ -22,4 +22,4 @@ def test_every_figure_arrives_and_what_is_empty_is_unknown(tmp_path):
     assert found["devices"].fillna(-1).tolist() == [4, 1, -1, 6, 1, 1]
     assert found["device"].tolist() == ["t4", "part of t4", "t9", "brain", "cpu", "cpu"]
     assert found.loc["g.share", "bandwidth_gbps":].isna().all()
-    assert all(math.isnan(one) for one in found.loc["nothing", "cores":])
+    assert all(math.isnan(value) for value in found.loc["nothing", "cores":])

@@ -147,10 +147,10 @@ def test_files_of_another_form_are_refused(warehouse, tmp_path):
 def test_one_run_id_with_two_contents_is_refused_in_a_file_and_first_counts_between_files(
     warehouse,
 ):
-    head, one = row(run_id="r").splitlines()
-    assert load(warehouse, f"{head}\n{one}\n{one}\n").new == 1
-    other = one.replace("0.5", "0.6")
-    assert_refused(warehouse, f"{head}\n{one}\n{other}\n")
+    head, line = row(run_id="r").splitlines()
+    assert load(warehouse, f"{head}\n{line}\n{line}\n").new == 1
+    other = line.replace("0.5", "0.6")
+    assert_refused(warehouse, f"{head}\n{line}\n{other}\n")
     loaded = load(warehouse, f"{head}\n{other}\n")
     assert loaded.new == 0 and runs(warehouse).step_s.tolist() == [0.5]
 

@@ -36,7 +36,7 @@ def here(tmp_path):
     return install(tmp_path, "conv", provider=DescribedMachines(name="ec2"))
 
 
-def own(here, text):
+def import_id_of(here, text):
     file = here.home / "own.csv"
     file.write_text(text)
     return import_measurements(here.warehouse, NOON, measurements=file).import_id
@@ -95,7 +95,7 @@ def test_forgotten_they_stay_forgotten_until_they_are_imported(here):
 
 def test_ones_own_rows_or_code_take_their_place(here):
     load_public(here)
-    mine = own(here, ROW)
+    mine = import_id_of(here, ROW)
     assert counted(here) == (1, 0)
     assert measured_workloads(here.warehouse, "ec2")["bert-base-squad"] == 620
     forget_import(here.warehouse, mine, NOON)
@@ -109,8 +109,8 @@ def test_ones_own_rows_or_code_take_their_place(here):
 def test_an_import_of_the_same_rows_counts_none_twice(here):
     load_public(here)
     rows = pd.read_parquet(MEASUREMENTS).query("workload == @NAME")
-    own(here, rows.to_csv(index=False))
+    import_id_of(here, rows.to_csv(index=False))
     assert counted(here) == (992, 0)
-    own(here, ROW)
+    import_id_of(here, ROW)
     forget_import(here.warehouse, PUBLIC_IMPORT, NOON)
     assert counted(here) == (993, 0)

@@ -96,7 +96,7 @@ def test_a_refusal_is_one_finding_that_stops_a_refresh(aws, examined, row):
 )
 def test_prices_and_quotas_that_may_not_be_read_are_a_note(aws, action, check):
     aws.fails(action, "AccessDenied", times=9)
-    [found] = [one for one in examine_ec2(load_settings()) if one.status != "ok"]
+    [found] = [check for check in examine_ec2(load_settings()) if check.status != "ok"]
     assert (found.status, found.check) == ("note", check) and action in found.says
 
 

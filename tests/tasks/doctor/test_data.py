@@ -26,7 +26,11 @@ def having(folder, data):
 
 
 def of_data(aws, settings):
-    found = [one for one in examine_ec2(settings, aws.clients) if one.check.startswith("data of ")]
+    found = [
+        finding
+        for finding in examine_ec2(settings, aws.clients)
+        if finding.check.startswith("data of ")
+    ]
     assert {finding.check for finding in found} == {"data of conv"}
     return [(finding.status, finding.says) for finding in found]
 

@@ -36,12 +36,16 @@ def called(*files):
 
 
 def allowed(name):
-    return {action for one in POLICIES[name]["Statement"] for action in listed(one["Action"])}
+    return {
+        action
+        for statement in POLICIES[name]["Statement"]
+        for action in listed(statement["Action"])
+    }
 
 
 def of_action(action):
     every = POLICIES["controller-policy"]["Statement"]
-    return [one for one in every if action in listed(one["Action"])]
+    return [statement for statement in every if action in listed(statement["Action"])]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +136,11 @@ CreateSecurityGroup security-group
 def test_what_is_made_carries_our_tag(row):
     action, made = row.split()
     resource = f"arn:aws:ec2:*:999988887777:{made}/*"
-    found = [one for one in of_action(f"ec2:{action}") if resource in listed(one["Resource"])]
+    found = [
+        statement
+        for statement in of_action(f"ec2:{action}")
+        if resource in listed(statement["Resource"])
+    ]
     conditions = [statement["Condition"] for statement in found]
     assert MADE_OURS in conditions and all(
         condition in (OURS, MADE_OURS) for condition in conditions
@@ -152,14 +160,14 @@ def test_nothing_is_ended_or_changed_that_does_not_carry_our_tag(action):
 
 
 def test_only_looking_is_allowed_everywhere_and_no_action_has_a_star():
-    every = [one for name in NAMES for one in POLICIES[name]["Statement"]]
-    refused = [one["Sid"] for one in every if one["Effect"] != "Allow"]
+    every = [statement for name in NAMES for statement in POLICIES[name]["Statement"]]
+    refused = [statement["Sid"] for statement in every if statement["Effect"] != "Allow"]
     assert refused == ["NothingBelowAFolderOfAnotherMachine"]
     looks = re.compile(r"ec2:(Describe|GetSpotPlacementScores)\w*|(pricing|servicequotas):Get\w+")
-    for one in every:
-        for action in listed(one["Action"]) if one["Effect"] == "Allow" else ():
+    for statement in every:
+        for action in listed(statement["Action"]) if statement["Effect"] == "Allow" else ():
             assert "*" not in action
-            assert one.get("Resource") != "*" or looks.fullmatch(action), action
+            assert statement.get("Resource") != "*" or looks.fullmatch(action), action
 
 
 def test_every_name_is_filled_in_and_braces_left_are_awss():

@@ -78,14 +78,14 @@ def test_results_are_loaded_though_the_reaper_could_not_look_everywhere(tmp_path
 
 
 def test_what_could_not_be_checked_is_said_though_the_warehouse_fails(tmp_path, monkeypatch):
-    here, said = after(tmp_path), []
+    here, messages = after(tmp_path), []
     blind = NotSwept("ec2", {"us-east-1": "the AWS session has expired"}, ["machine i-1"])
     monkeypatch.setattr(here.provider, "reap", Mock(side_effect=blind))
     monkeypatch.setattr(here.warehouse, "create", Mock(side_effect=WarehouseDamaged("damaged")))
-    monkeypatch.setattr("tasks.execution.collect.say_all", said.extend)
+    monkeypatch.setattr("tasks.execution.collect.say_all", messages.extend)
     with pytest.raises(WarehouseDamaged):
         end_and_collect(here, NOON)
-    assert said == ["machine i-1", "the AWS session has expired"]
+    assert messages == ["machine i-1", "the AWS session has expired"]
 
 
 def test_leases_of_a_running_refresh_are_left_to_it(tmp_path):

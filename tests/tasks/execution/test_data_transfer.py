@@ -116,11 +116,11 @@ def test_a_folder_is_uploaded_once_for_machines_of_ec2(carrier, s3, tmp_path, mo
 
     def stored():
         listed = s3.list_objects_v2(Bucket="mailbox")["Contents"]
-        return {one["Key"].removeprefix(below): one for one in listed}
+        return {item["Key"].removeprefix(below): item for item in listed}
 
     first = stored()
     assert plan.problem == "" and plan.region == REGION and fetch_s(plan) > 0
-    assert {name: one["Size"] for name, one in first.items()} == {"1.jpg": 10, "deep/2.jpg": 20}
+    assert {name: item["Size"] for name, item in first.items()} == {"1.jpg": 10, "deep/2.jpg": 20}
     s3.put_object(Bucket="mailbox", Key=f"{below}1.jpg", Body=b"short")
     assert brought(here).place == plan.place and stored()["1.jpg"]["Size"] == 10
     assert stored()["deep/2.jpg"] == first["deep/2.jpg"]

@@ -89,7 +89,7 @@ def silent(seconds):
     )
 
 
-def sells_one(cluster):
+def sells_a_machine(cluster):
     cluster.for_sale = 1
 
 
@@ -265,7 +265,7 @@ def test_a_refusal_is_one_row_and_no_failure(tmp_path):
 
 
 def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(tmp_path):
-    lost = (sells_one, *GOES, at("b"), becomes(1, TAKEN))
+    lost = (sells_a_machine, *GOES, at("b"), becomes(1, TAKEN))
     found = launch(tmp_path / "a", job("b"), *lost, new(1), armed(3), reported("b"))
     assert found.rows == [f"r-00-launch interrupted {GONE}"]
     assert (found.served.recorded, found.cluster.replaced) == ({"b"}, [1])
@@ -273,11 +273,11 @@ def test_another_machine_takes_the_place_and_the_interrupted_run_is_tried_again(
 
 
 def test_no_machine_is_requested_without_need_or_time(tmp_path):
-    idle = (sells_one, *GOES, reported("s"), becomes(1, TAKEN), reported("t"))
+    idle = (sells_a_machine, *GOES, reported("s"), becomes(1, TAKEN), reported("t"))
     alone = launch(tmp_path / "a", job("st"), *idle)  # leaves the attempt alone
     assert (alone.served.recorded, alone.runs, alone.cluster.replaced) == ({*"st"}, "st", [])
     assert alone.rows == [f"r-00-launch interrupted {GONE}"]
-    late = launch(tmp_path / "b", job("b"), sells_one, *GOES, becomes(1, TAKEN), stop_at=10.0)
+    late = launch(tmp_path / "b", job("b"), sells_a_machine, *GOES, becomes(1, TAKEN), stop_at=10.0)
     assert late.cluster.replaced == [] and "too little time" in late.rows[0]
 
 
@@ -375,6 +375,6 @@ def test_an_elastic_run_without_its_first_machine_resumes_in_another_attempt_or_
     lost = launch(tmp_path / "a", ELASTIC, *begins(0))
     assert lost.rows[0].startswith("e interrupted ") and len(lost.rows) == 1
     again = begins(0, new(0), *waits(3), armed(3), reported("e"))
-    seen = launch(tmp_path / "b", ELASTIC, sells_one, *again)
+    seen = launch(tmp_path / "b", ELASTIC, sells_a_machine, *again)
     assert seen.served.outcome.startswith("finished") and "e" in seen.served.recorded
     assert seen.plan["checkpoints"].endswith("checkpoints/e")

@@ -32,8 +32,8 @@ def test_the_newest_snapshot_counts_and_silence_keeps_it_before_the_package(tmp_
     machines.unpriced = frozenset()
     prices.snapshot_offers(here, "refresh-2", later)
     machines.down = "the price list did not answer"
-    said = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
-    assert machines.down in said
+    message = prices.snapshot_offers(here, "refresh-3", later + timedelta(hours=1))
+    assert machines.down in message
     for found in (prices.current_offers(here), prices.offers_now(here, NOON)):
         assert {offer.price_as_of for offer in found} == {later}
     assert all(offer.usd_per_hour for offer in prices.current_offers(here))
@@ -51,8 +51,8 @@ def test_without_an_answer_the_package_counts_until_there_is_a_snapshot(tmp_path
     here = install(tmp_path, provider=WithPackage(down="no credentials"))
     assert len(prices.offers_now(here, NOON)) == 2
     prices.note_definitions(here, NOON)
-    said = prices.snapshot_offers(here, "refresh-1", NOON)
-    assert "2 offers" in said
+    message = prices.snapshot_offers(here, "refresh-1", NOON)
+    assert "2 offers" in message
     found = [(offer.usd_per_hour, offer.zone) for offer in prices.current_offers(here)]
     assert sorted(found, key=str) == [(9.0, "a"), (None, "b")]
     assert "2 offers" not in prices.snapshot_offers(here, "refresh-2", NOON)
@@ -110,7 +110,7 @@ def test_a_snapshot_keeps_what_everybody_pays_and_a_change_of_ones_own_prices_co
 
     def paid(offers):
         large = [offer for offer in offers if offer.instance_type.name == "s.large"]
-        return {one.market: one.usd_per_hour for one in large}
+        return {offer.market: offer.usd_per_hour for offer in large}
 
     found = prices.current_offers(here)
     assert sorted(found, key=by_type) == sorted(machines.offers(NOON), key=by_type)

@@ -47,7 +47,7 @@ def test_leases_have_their_dollars_and_lost_ones_are_named(here, machines):
     found = status.status_of("local")
     assert found["leases"][0]["usd_so_far"] == pytest.approx(1.0, abs=0.01)
     assert found["leases"][1]["usd_so_far"] is None
-    named = [one for one in found["stale"] if "lost" in one or "odd" in one]
+    named = [line for line in found["stale"] if "lost" in line or "odd" in line]
     assert len(named) == 2 and "srift reap" in named[0]
     print_status(found)
 
@@ -56,11 +56,11 @@ def test_ended_leases_wait_for_reap_unless_a_refresh_is_at_work(
     here, machines, tmp_path, monkeypatch
 ):
     machines.over = [replace(HELD, lease_id="L", ended_at=NOW, mailbox=tmp_path)]
-    assert any("srift reap" in one for one in status.status_of("local")["stale"])
+    assert any("srift reap" in line for line in status.status_of("local")["stale"])
     working = {"refresh_id": "r", "pid": 7, "started_at": "now"}
     monkeypatch.setattr(status, "at_work", lambda home: working)
     found = status.status_of("local")
-    assert found["at_work"] == working and not any("reap" in one for one in found["stale"])
+    assert found["at_work"] == working and not any("reap" in line for line in found["stale"])
 
 
 def publish(here, at, **changes):
@@ -76,12 +76,12 @@ def test_the_table_is_stale_when_it_is_old_or_lacks_a_workload(here):
     published = found["published"]
     assert published["published_at_h_ago"] == pytest.approx(72, abs=0.1)
     assert published["rows"] == 1 and published["model_version"] is None
-    assert sum("3.0 days old" in one for one in found["stale"]) == 3
+    assert sum("3.0 days old" in line for line in found["stale"]) == 3
     assert "doubtful" in found["stale"] and found["report_page"] == str(here.report_page)
     publish(here, NOW)
     fresh = status.status_of("local")["stale"]
-    assert not any("days old" in one for one in fresh)
-    assert sum("not in the published table" in one for one in fresh) == len(here.workloads)
+    assert not any("days old" in line for line in fresh)
+    assert sum("not in the published table" in line for line in fresh) == len(here.workloads)
 
 
 def run(name, lease_id, workload, kind="train"):

@@ -65,7 +65,7 @@ class Clock:
         self.slept.append(seconds)
         self.now += seconds
         due = [act for moment, act in self._script if moment <= self.now]
-        self._script = [one for one in self._script if one[0] > self.now]
+        self._script = [event for event in self._script if event[0] > self.now]
         for act in due:
             act()
 

@@ -19,13 +19,13 @@ def value_of(found):
 @pytest.fixture
 def written(tmp_path):
     """Of steps 10 and 20."""
-    one = Checkpoints(tmp_path / "run")
-    assert one.newest(CPU) is None
+    checkpoints = Checkpoints(tmp_path / "run")
+    assert checkpoints.newest(CPU) is None
     for step in (10, 20):
-        one.write(step, state(step), loss=0.5)
-        manifest = one.read("step")[-1]
+        checkpoints.write(step, state(step), loss=0.5)
+        manifest = checkpoints.read("step")[-1]
         assert manifest["step"] == step and manifest["bytes"] > 1200 and manifest["seconds"] > 0
-    return one
+    return checkpoints
 
 
 def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
@@ -33,7 +33,7 @@ def test_the_newest_whole_one_is_taken_and_states_of_old_ones_go(written):
     assert value_of(found) == 20 and found[0]["loss"] == 0.5
     written.write(30, state(30))
     newest, before = sorted(written.folder.glob("*.pt"), reverse=True)
-    assert [one["step"] for one in written.read("step")] == [10, 20, 30]
+    assert [row["step"] for row in written.read("step")] == [10, 20, 30]
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(bytes(content))

@@ -190,7 +190,7 @@ def test_a_disk_that_keeps_no_more_is_warned_of_once(
 
 def test_a_file_of_another_user_and_a_link_are_refused(reads, tmp_path, monkeypatch):
     on_disk(reads, tmp_path)
-    (file,) = tmp_path.glob("srift-*.cache")
+    [file] = tmp_path.glob("srift-*.cache")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: 12345)
         with pytest.raises(PermissionError):
@@ -216,15 +216,15 @@ def test_processes_that_fill_one_file_get_no_wrong_sample_though_one_is_killed(r
     context = multiprocessing.get_context("fork")
     rounds = (10**9, 20, 20, 20)
     made = [
-        context.Process(target=hammer, args=(tmp_path, reads, *one)) for one in enumerate(rounds)
+        context.Process(target=hammer, args=(tmp_path, reads, *pair)) for pair in enumerate(rounds)
     ]
-    for one in made:
-        one.start()
+    for process in made:
+        process.start()
     time.sleep(0.02)
     made[0].kill()
-    for one in made:
-        one.join(300)
-    assert [one.exitcode for one in made] == [-signal.SIGKILL, 0, 0, 0]
+    for process in made:
+        process.join(300)
+    assert [process.exitcode for process in made] == [-signal.SIGKILL, 0, 0, 0]
     size = len(data_cache._pickle(0, Rows(reads)[0]))
     kept = next(tmp_path.glob("srift-*.cache")).stat().st_size - FIRST
     assert SAMPLES * size <= kept <= (SAMPLES + 1) * size  # one may be half written

@@ -79,7 +79,9 @@ def test_a_rank_takes_the_device_of_its_place_and_of_the_kind_that_was_bought_or
     current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there))
     monkeypatch.setattr(
-        torch.cuda, "get_device_name", lambda one: there[one if isinstance(one, int) else one.index]
+        torch.cuda,
+        "get_device_name",
+        lambda device: there[device if isinstance(device, int) else device.index],
     )
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setenv("LOCAL_RANK", str(rank))

@@ -83,8 +83,8 @@ FILE = WorkloadFile(name="net", digest="d1", file="d1.py", function="build", sou
 def built(tmp_path):
     made = Builder(tmp_path)
     yield made
-    for one in made.all:
-        one.close()
+    for loader in made.all:
+        loader.close()
 
 
 class Builder:
@@ -102,7 +102,7 @@ class Builder:
 
 
 def places(made, batch, batches=2):
-    return [one for _ in range(batches) for one in made.make_batch(batch)[0][:, 0].tolist()]
+    return [place for _ in range(batches) for place in made.make_batch(batch)[0][:, 0].tolist()]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -243,11 +243,11 @@ def test_workers_end_with_their_rank_however_that_ends(built):
         ended = subprocess.run(
             [sys.executable, "-c", RANK, str(built.folder)], env=here, stdout=out, timeout=60
         )
-    workers = [int(one) for one in printed.read_text().split()]
+    workers = [int(pid) for pid in printed.read_text().split()]
     assert ended.returncode == -signal.SIGKILL and len(workers) == 2
     are_gone = reach(workers, {"", "Z"})  # torch alone looks every five seconds
-    for one in workers if not are_gone else ():
-        os.kill(one, signal.SIGKILL)
+    for pid in workers if not are_gone else ():
+        os.kill(pid, signal.SIGKILL)
     assert are_gone
 
 

@@ -16,7 +16,7 @@ from tests.wheels import wheel
 TORCH = version("torch").partition("+")[0]
 
 
-def asked(root, text, **more):
+def python_with(root, text, **more):
     """Install that, and return the environment's Python."""
     (root / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{text}\n")
     environment = environment_of(root / "environments", "d1")
@@ -35,18 +35,18 @@ def root(tmp_path):
 
 
 def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(root):
-    python = asked(root, "greeting")
+    python = python_with(root, "greeting")
     script = (
         "import greeting, importlib.util, importlib.metadata\n"
         "print(greeting.WORD, importlib.metadata.version('torch'), importlib.util.find_spec('torch').origin)"
     )
-    said = subprocess.run(
+    lines = subprocess.run(
         [python, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
-    own = importlib.util.find_spec("torch")
-    assert said == ["hello", version("torch"), own.origin]
+    node_torch = importlib.util.find_spec("torch")
+    assert lines == ["hello", version("torch"), node_torch.origin]
     (root / "wheels" / "greeting-1.0-py3-none-any.whl").unlink()
-    assert asked(root, "greeting") == python
+    assert python_with(root, "greeting") == python
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_is_installed_stands_beside_the_nodes_own_torch_and_is_made_once(ro
 )
 def test_a_failure_is_in_pips_words_and_nothing_half_made_is_left(root, text, named):
     with pytest.raises(NotInstalled) as refused:
-        asked(root, text, builds=False)
+        python_with(root, text, builds=False)
     assert named in str(refused.value) and "\n" not in str(refused.value)
     assert not is_ready(environment_of(root / "environments", "d1"))
 
@@ -90,7 +90,7 @@ def test_no_code_of_a_package_runs_unless_builds_are_allowed(root, text):
     with tarfile.open(root / "wheels" / "unpacked-1.0.tar.gz", "w:gz") as tar:
         tar.addfile(member("unpacked-1.0/setup.py"), io.BytesIO(b"1/0"))
     with pytest.raises(NotInstalled, match="allow_builds"):
-        asked(root, text, builds=False)
+        python_with(root, text, builds=False)
 
 
 def test_names_wheels_and_options_of_the_index_run_no_code(tmp_path):
@@ -108,9 +108,9 @@ def test_pip_sees_where_its_index_is_and_no_credentials(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "leaks")
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:leaks@host/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://host/simple")
-    code, said = requirements._run(["/usr/bin/env"], tmp_path, f"{tmp_path}/scratch")
-    assert code == 0 and "leaks" not in said
-    assert "PIP_EXTRA_INDEX_URL=https://host/simple" in said and f"HOME={tmp_path}/scratch" in said
+    code, text = requirements._run(["/usr/bin/env"], tmp_path, f"{tmp_path}/scratch")
+    assert code == 0 and "leaks" not in text
+    assert "PIP_EXTRA_INDEX_URL=https://host/simple" in text and f"HOME={tmp_path}/scratch" in text
 
 
 def test_an_installation_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):

@@ -23,11 +23,11 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
+        self.inner, self.outer, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
 
     def forward(self, values):
         self.calls += 1
-        return values + torch.dropout(self.two(torch.relu(self.one(values))), 0.3, train=True)
+        return values + torch.dropout(self.outer(torch.relu(self.inner(values))), 0.3, train=True)
 
 
 def stack():

@@ -26,7 +26,7 @@ FACTS = "workload,parameters,gradient_bytes,samples\nforeign,25000000,100000000,
 TWELVE = Goal(goal="cheapest_within_deadline", hours=12.0)
 
 
-class Asked:
+class QuestionLog:
     """An installation of EC2 with an imported workload; the planner notes its questions."""
 
     def __init__(self, folder, monkeypatch, *, samples=""):
@@ -60,35 +60,35 @@ class Asked:
 def test_an_imported_workload_is_answered_for_and_the_question_comes_before_what_is_stated(
     tmp_path, monkeypatch
 ):
-    world = Asked(tmp_path, monkeypatch, samples="5000")
-    asked = world.answer("foreign", samples=1_000_000, batch=64)
-    assert (asked.samples, asked.global_batch_least, asked.global_batch_most) == (1_000_000, 64, 64)
-    assert asked.digest == IMPORTED
-    assert world.answer("foreign", batch=32).samples == 5000
-    assert world.answer("conv").global_batch_least == 48
-    asked = world.answer("conv", batch=96)
-    assert (asked.global_batch_least, asked.global_batch_most, asked.samples) == (96, 96, 200_000)
+    log = QuestionLog(tmp_path, monkeypatch, samples="5000")
+    job = log.answer("foreign", samples=1_000_000, batch=64)
+    assert (job.samples, job.global_batch_least, job.global_batch_most) == (1_000_000, 64, 64)
+    assert job.digest == IMPORTED
+    assert log.answer("foreign", batch=32).samples == 5000
+    assert log.answer("conv").global_batch_least == 48
+    job = log.answer("conv", batch=96)
+    assert (job.global_batch_least, job.global_batch_most, job.samples) == (96, 96, 200_000)
 
 
 def test_what_is_missing_of_an_imported_workload_is_said_with_where_to_state_it(
     tmp_path, monkeypatch
 ):
-    world = Asked(tmp_path, monkeypatch)
+    log = QuestionLog(tmp_path, monkeypatch)
     for words in ({}, {"samples": 10}, {"batch": 10}):
         with pytest.raises(SettingsError):
-            world.answer("foreign", **words)
+            log.answer("foreign", **words)
 
 
 def test_a_transformer_is_asked_for_by_its_shape_and_its_tokens(tmp_path, monkeypatch):
-    world = Asked(tmp_path, monkeypatch)
+    log = QuestionLog(tmp_path, monkeypatch)
     monkeypatch.setattr("tasks.data_files.imports.load_public", lambda workspace: 0)
     shape = transformer_facts({"layers": 32, "hidden": 4096, "sequence": 2048, "parameters": 7e9})
-    asked = world.answer("net", transformer=shape, tokens=20e9)
-    assert (asked.samples, asked.global_batch_least) == (9_765_625, 512)
-    assert {mode.precision for mode in asked.modes} == {"bf16"} and len(asked.modes) == 8
-    assert {name: getattr(asked, name) for name in shape} == shape
+    job = log.answer("net", transformer=shape, tokens=20e9)
+    assert (job.samples, job.global_batch_least) == (9_765_625, 512)
+    assert {mode.precision for mode in job.modes} == {"bf16"} and len(job.modes) == 8
+    assert {name: getattr(job, name) for name in shape} == shape
     with pytest.raises(SettingsError):  # no length of a sequence
-        world.answer("conv", tokens=20e9)
+        log.answer("conv", tokens=20e9)
 
 
 def test_a_stated_shape_wins_over_a_stored_one():

@@ -18,9 +18,9 @@ REGIONS = ["us-east-1", "eu-west-1"]
 GOALS = ["cheapest_within_deadline", "fastest_within_budget", "cheapest", "fastest"]
 
 
-def rows_of(here, offers=None, asked=None):
+def rows_of(here, offers=None, model=None):
     sold = here.provider.offers(NOON) if offers is None else offers
-    return recommend_all(here, asked, sold, measured().runs)
+    return recommend_all(here, model, sold, measured().runs)
 
 
 def case_of(here, offers=None, **changes):
@@ -31,7 +31,7 @@ def case_of(here, offers=None, **changes):
 
 
 def test_every_goal_of_every_workload_has_a_row(here):
-    rows = rows_of(here, asked=champion(7))
+    rows = rows_of(here, model=champion(7))
     firsts = {(row["workload"], row["goal"]): row["status"] for row in rows if row["rank"] == 1}
     questions = [(workload, goal) for workload in ("conv", "lm") for goal in GOALS]
     assert list(firsts) == questions
@@ -62,9 +62,9 @@ def test_types_that_the_champion_does_not_know_are_not_guessed(here):
     offers = here.provider.offers(NOON)
     kind = replace(offers[0].instance_type, name="x.new")
     stranger = [replace(offers[0], usd_per_hour=1e-6, instance_type=kind)]
-    rows = rows_of(here, stranger + offers, asked=champion())
+    rows = rows_of(here, stranger + offers, model=champion())
     assert not any("x.new" in row["cluster"] for row in rows if row["cluster"])
-    assert {row["status"] for row in rows_of(here, stranger, asked=champion())} == {"unknown"}
+    assert {row["status"] for row in rows_of(here, stranger, model=champion())} == {"unknown"}
     small = replace(offers[0].instance_type, bandwidth_gbps=9.0)
     redefined = [
         replace(offer, instance_type=small, usd_per_hour=1e-6)
@@ -91,24 +91,24 @@ class Scored(DescribedMachines):
     """Machines with a placement score; after `patience` questions nobody answers."""
 
     patience: int = 1000
-    asked: list = field(default_factory=list)
+    requests: list = field(default_factory=list)
 
     def placement_scores(self, region, names, count):
-        self.asked.append((region, tuple(names), count))
-        if len(self.asked) > self.patience:
+        self.requests.append((region, tuple(names), count))
+        if len(self.requests) > self.patience:
             raise ProviderError("too many different questions")
         return {"a": 10 - count, "b": 1}
 
 
 def test_each_row_on_spot_has_the_score_of_its_request_asked_once(tmp_path):
     machines = Scored()
-    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
+    rows = rows_of(install(tmp_path, provider=machines), model=champion())
     for row in rows:
         spot = [offer for offer in row["cluster_offers"] or () if offer["market"] == "spot"]
-        single = len({one["instance_type"] for one in spot}) == 1
-        count = sum(one["count"] for one in spot)
+        single = len({pool["instance_type"] for pool in spot}) == 1
+        count = sum(pool["count"] for pool in spot)
         assert row["placement_score"] == (10 - count if single else None)
-    assert len(machines.asked) == len(set(machines.asked)) <= table.MOST_SCORES
+    assert len(machines.requests) == len(set(machines.requests)) <= table.MOST_SCORES
 
 
 def test_a_row_states_the_source_of_its_risk_and_of_a_price_that_is_not_public(here):
@@ -161,12 +161,14 @@ def test_downloads_from_another_region_are_part_of_the_dollars(tmp_path):
     assert usd["eu-west-1"] == pytest.approx(200 * 0.02 + usd["us-east-1"])
 
 
-@pytest.mark.parametrize(("patience", "most", "asked"), [(1, 20, 2), (1000, 1, 1)])
-def test_without_more_scores_the_others_stay_unknown(tmp_path, monkeypatch, patience, most, asked):
+@pytest.mark.parametrize(("patience", "most", "requests"), [(1, 20, 2), (1000, 1, 1)])
+def test_without_more_scores_the_others_stay_unknown(
+    tmp_path, monkeypatch, patience, most, requests
+):
     monkeypatch.setattr(table, "MOST_SCORES", most)
     machines = Scored(patience=patience)
-    rows = rows_of(install(tmp_path, provider=machines), asked=champion())
-    assert len(machines.asked) == asked
+    rows = rows_of(install(tmp_path, provider=machines), model=champion())
+    assert len(machines.requests) == requests
     assert {row["placement_score"] for row in rows} > {None}
 
 
@@ -175,7 +177,7 @@ def test_doubtful_choices_say_what_to_measure_where_that_costs_money(here, monke
     monkeypatch.setattr("tasks.recommendation.pilots._DOUBTFUL", 2.0)
     for spends in (True, False):
         monkeypatch.setattr(table, "spends_money", lambda name, spends=spends: spends)
-        rows = rows_of(here, asked=champion())
+        rows = rows_of(here, model=champion())
         doubtful = [row for row in rows if row["status"] == "measure_first"]
         assert bool(doubtful) is spends
         assert all(row["rank"] == 1 and " first: " in row["reason"] for row in doubtful)

@@ -109,7 +109,7 @@ def test_every_export_is_readable_and_states_prediction_and_age(target):
 def test_skypilot_lists_the_ranks_that_one_command_trains():
     task = document(UNIFORM, "skypilot")
     assert task["num_nodes"] == 2 and "--nproc-per-node 4" in task["run"]
-    assert [tuple(one.values()) for one in task["resources"]["ordered"]] == [
+    assert [tuple(resource.values()) for resource in task["resources"]["ordered"]] == [
         ("aws/us-east-1/us-east-1b", "g5.12xlarge", True),
         ("aws/us-east-1/us-east-1a", "g4dn.12xlarge", True),
         ("aws/us-east-1", "g5.12xlarge", False),
@@ -161,7 +161,7 @@ def test_sagemaker_requests_are_valid_and_in_order_of_rank():
 
 def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
     hours = {"g4dn.12xlarge": 24.0, "g5.12xlarge": 16.0}
-    rows = [row(n, f"2x{kind}", own) for n, (kind, own) in enumerate(hours.items(), 1)]
+    rows = [row(n, f"2x{kind}", job_hours) for n, (kind, job_hours) in enumerate(hours.items(), 1)]
     pool, *overlays = document(rows, "karpenter")
     assert pool["apiVersion"] == "karpenter.sh/v1"
     factors = {}
@@ -174,13 +174,14 @@ def test_karpenters_lowest_price_is_the_cheapest_job_at_any_prices():
         factors[needs["node.kubernetes.io/instance-type"][0]] = 1 + share / 100
     for prices in (PRICES, PRICES | {"g5.12xlarge": 9.0}):
         adjusted = [
-            prices[kind] * factors[kind] / (own * prices[kind]) for kind, own in hours.items()
+            prices[kind] * factors[kind] / (job_hours * prices[kind])
+            for kind, job_hours in hours.items()
         ]
         assert adjusted[0] == pytest.approx(adjusted[1])
 
 
 def test_karpenter_prices_by_hours_for_fastest():
-    found = document([one | {"goal": "fastest"} for one in UNIFORM], "karpenter")
+    found = document([line | {"goal": "fastest"} for line in UNIFORM], "karpenter")
     prices = [
         float(document["spec"]["price"]) for document in found if document["kind"] == "NodeOverlay"
     ]
@@ -243,7 +244,7 @@ def test_newlines_in_names_stay_inside_comments():
 
 
 def test_the_command_prints_or_writes_the_file_of_a_goal_or_of_the_only_goal(
-    own_environment, monkeypatch, tmp_path
+    clean_environment, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(furnished())
     monkeypatch.setenv("SRIFT_HOME", str(furnished() / "state"))
@@ -298,11 +299,11 @@ def test_unequal_shares_train_like_one_process(tmp_path):
         words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *options]
         words += ["mine.py", tmp_path]
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
-    printed = "".join(one.communicate(timeout=120)[0] for one in started)
-    assert [one.returncode for one in started] == [0, 0]
+    printed = "".join(process.communicate(timeout=120)[0] for process in started)
+    assert [process.returncode for process in started] == [0, 0]
     assert "60 of 80" in printed and "rank 1: 1 of 4" in printed
     (first, weights), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert [len(one) for one in [*first, *second]] == [3] * 4 + [1] * 4
+    assert [len(losses) for losses in [*first, *second]] == [3] * 4 + [1] * 4
     assert len({*chain(*first, *second)}) == 16
 
     torch.manual_seed(0)

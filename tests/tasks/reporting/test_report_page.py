@@ -110,7 +110,10 @@ def opened(file, **context):
         page = browser.new_context(**context).new_page()
         page.on("console", lambda message: trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda one: trouble.append(one.url) if one.url[:4] == "http" else None)
+        page.on(
+            "request",
+            lambda request: trouble.append(request.url) if request.url[:4] == "http" else None,
+        )
         page.goto(file.as_uri())
         yield page
         browser.close()

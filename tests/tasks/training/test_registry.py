@@ -110,7 +110,7 @@ def test_the_champion_answers_a_puller(home, tmp_path):
     numbers = SETUPS.head(1).assign(batch_per_device=16, layout=1)
     unknown = SETUPS.assign(workload="convv")
     fraction = numbers.assign(batch_per_device=48.5)
-    frames = [one.to_dict("list") for one in (SETUPS, whole, numbers, unknown, fraction)]
+    frames = [table.to_dict("list") for table in (SETUPS, whole, numbers, unknown, fraction)]
     plain, accumulated, number, no_workload, no_batch = pull(home, tmp_path, *frames)
     # Another process may differ in the last digit.
     ours = model().predict(SETUPS)
@@ -124,8 +124,8 @@ def test_the_champion_answers_a_puller(home, tmp_path):
 def test_a_champion_comes_back_bit_for_bit(home, tmp_path):
     champion = registry.load_champion(home, "local")
     assert champion.version == 1
-    asked = registry.example(model())
-    assert_frame_equal(champion.model.predict(asked), model().predict(asked))
+    setups = registry.example(model())
+    assert_frame_equal(champion.model.predict(setups), model().predict(setups))
     assert champion.scoreboard.equals(scores())
     assert registry.load_champion(home, "ec2") is None
     assert registry.load_champion(tmp_path, "local") is None and not list(tmp_path.iterdir())

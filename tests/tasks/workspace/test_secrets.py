@@ -39,9 +39,11 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         refuse_unless_well(here.settings, "ec2", 5.0)
         findings = examine(here.settings, "ec2")
         prices.note_definitions(here, now)
-        said = [prices.snapshot_offers(here, "refresh-1", now)]
+        outputs = [prices.snapshot_offers(here, "refresh-1", now)]
         packaged = here.provider.packaged_offers()  # type: ignore[attr-defined]
-        offer = next(one for one in packaged if one.instance_type.name == "g4dn.xlarge")
+        offer = next(
+            candidate for candidate in packaged if candidate.instance_type.name == "g4dn.xlarge"
+        )
         with here.provider.acquire(
             Cluster.of((1, offer)),
             lease_id="refresh-1-00",
@@ -55,11 +57,11 @@ def test_secrets_are_nowhere_after_prices_a_launch_a_refusal_and_a_publication(
         publication.export_copies(here)
         with pytest.raises(ProviderError) as refused:
             ec2_api.connect().ask("s3:GetObject", "us-east-1", Bucket="mailbox", Key="nothing")
-        said += [str(refused.value), as_text(findings), repr(as_json(findings))]
-        said += [repr(here), repr(vars(here.provider)), machine.user_data]
+        outputs += [str(refused.value), as_text(findings), repr(as_json(findings))]
+        outputs += [repr(here), repr(vars(here.provider)), machine.user_data]
     files = [path for path in ec2_project.rglob("*") if path.is_file()]
     assert {"warehouse.duckdb", "recommendations.duckdb"} <= {path.name for path in files}
-    texts = dict(enumerate([*said, *capfd.readouterr(), caplog.text])) | stored
+    texts = dict(enumerate([*outputs, *capfd.readouterr(), caplog.text])) | stored
     texts |= {path: path.read_bytes().decode(errors="replace") for path in files}
     assert stored
     for secret in SECRETS.values():

@@ -30,7 +30,7 @@ SHARED = '[shared]\nhost = "db.example.org"\ndata = "s3://bucket/srift/"\n'
 
 
 @pytest.fixture
-def project(own_environment, tmp_path, monkeypatch):
+def project(clean_environment, tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("SRIFT_")]:
         monkeypatch.delenv(name)
     (tmp_path / "srift.toml").write_text(FILE)

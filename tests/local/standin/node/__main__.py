@@ -12,14 +12,14 @@ from pathlib import Path
 
 PORT = 5001
 GIVEN = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-OWN = Path(GIVEN["--mailbox"]) / f"node-{GIVEN['--node']}"
+NODE = Path(GIVEN["--mailbox"]) / f"node-{GIVEN['--node']}"
 
 
 def write(name, body):
-    OWN.mkdir(parents=True, exist_ok=True)
-    beside = OWN / "beside"
+    NODE.mkdir(parents=True, exist_ok=True)
+    beside = NODE / "beside"
     beside.write_text(json.dumps(body))
-    beside.rename(OWN / name)
+    beside.rename(NODE / name)
 
 
 def serve():
@@ -67,7 +67,7 @@ write(
 )
 done = 0
 while time.time() < float(GIVEN["--deadline"]):
-    job = OWN / f"job-{done}.json"
+    job = NODE / f"job-{done}.json"
     if job.exists():
         body = json.loads(job.read_text())
         jobs = {"send": send, "burn": burn, "leave": leave}

@@ -10,7 +10,7 @@ class Store:
     def __init__(self, clock):
         self.clock = clock
         self.inward = {}
-        self.asked = []
+        self.requests = []
         self.came = []
         self.tried = 0
         self.down = False
@@ -23,7 +23,7 @@ class Store:
         self.inward["manifest.json"] = json.dumps({"files": named}).encode()
 
     def get(self, name):
-        self.asked.append(name)
+        self.requests.append(name)
         if self.down or name not in self.inward:
             raise OSError(f"no {name}")
         return self.inward[name]

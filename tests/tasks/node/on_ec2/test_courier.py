@@ -35,7 +35,7 @@ class World(Store):
 
     def __init__(self, directory, clock):
         super().__init__(clock)
-        self.mailbox, self.own = directory, directory / "node-1"
+        self.mailbox, self.node_folder = directory, directory / "node-1"
         self.inward["node.json"] = b'{"node": 1, "nodes": 2}'
         self.code = None
         self.started = self.ended = -1.0
@@ -78,8 +78,8 @@ class World(Store):
 
     def writes(self, moment, name, content="{}"):
         def act():
-            (self.own / name).parent.mkdir(exist_ok=True)
-            (self.own / name).write_text(content)
+            (self.node_folder / name).parent.mkdir(exist_ok=True)
+            (self.node_folder / name).write_text(content)
 
         self.clock.at(moment, act)
 
@@ -160,4 +160,4 @@ def test_a_machine_at_work_asks_and_sends_no_more_than_the_bill_counts(world):
     lists, records = 720, 60  # of an hour: the controller's, and of the runs
     heartbeats = (PUTS_PER_HOUR - lists - records) / 12
     assert 0.9 * heartbeats <= len(world.came) <= 1.05 * heartbeats
-    assert len(world.asked) <= 1.05 * 1800 / 12
+    assert len(world.requests) <= 1.05 * 1800 / 12

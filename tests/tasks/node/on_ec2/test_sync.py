@@ -41,11 +41,11 @@ def test_what_is_new_or_changed_is_fetched_and_only_as_the_manifest_names_it(tmp
     assert not list(tmp_path.iterdir())
     store.inward["workloads/d.py"] = b"w"
     inbox.fetch()
-    assert store.asked[-2:] == ["workloads/d.py", "plan.json"]
+    assert store.requests[-2:] == ["workloads/d.py", "plan.json"]
     store.brings(plan__json="2")
-    store.asked.clear()
+    store.requests.clear()
     inbox.fetch()
-    assert store.asked == ["manifest.json", "plan.json"]
+    assert store.requests == ["manifest.json", "plan.json"]
     assert (tmp_path / "plan.json").read_text() == "2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "workloads"]
 
@@ -112,24 +112,24 @@ def test_of_a_long_log_the_end_goes_and_of_a_monster_a_reason(tmp_path, store, o
 def test_no_link_leads_out_no_pipe_is_waited_for_and_no_other_users_file_is_read(
     tmp_path, store, clock
 ):
-    secret, own = tmp_path / "secret", tmp_path / "own"
+    secret, folder = tmp_path / "secret", tmp_path / "own"
     write(secret, "x.json", "secret")
-    own.mkdir()
-    (own / "records").symlink_to(secret)
-    (own / "y.json").symlink_to(secret / "x.json")
-    os.mkfifo(own / "pipe.json")
-    write(own, "line\nbreak.json")
-    outbox = Outbox(own, owner=os.getuid(), put=store.put)
+    folder.mkdir()
+    (folder / "records").symlink_to(secret)
+    (folder / "y.json").symlink_to(secret / "x.json")
+    os.mkfifo(folder / "pipe.json")
+    write(folder, "line\nbreak.json")
+    outbox = Outbox(folder, owner=os.getuid(), put=store.put)
     outbox.carry()
-    (own / "records").unlink()
-    write(own, "records/x.json", "ours")
-    write(own, "z.json", "ours")
-    Outbox(own, owner=os.getuid() + 1, put=store.put).carry()
+    (folder / "records").unlink()
+    write(folder, "records/x.json", "ours")
+    write(folder, "z.json", "ours")
+    Outbox(folder, owner=os.getuid() + 1, put=store.put).carry()
     assert outbox.waiting() == ["records/x.json", "z.json"]
-    (own / "records").rename(own / "scratch")
-    (own / "records").symlink_to(secret)  # between the look and the read
-    (own / "z.json").unlink()
-    (own / "z.json").symlink_to(secret / "x.json")
+    (folder / "records").rename(folder / "scratch")
+    (folder / "records").symlink_to(secret)  # between the look and the read
+    (folder / "z.json").unlink()
+    (folder / "z.json").symlink_to(secret / "x.json")
     outbox._upload("records/x.json")
     outbox._upload("z.json")
     assert store.names() == []

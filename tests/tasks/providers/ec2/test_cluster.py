@@ -111,14 +111,14 @@ def test_odd_names_strangers_and_large_uploads_are_left_where_they_are(
 
 def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypatch):
     monkeypatch.setattr(mailbox_s3, "POLL_S", 0.0)
-    home.threaded, asked = True, threading.Event()
+    home.threaded, request = True, threading.Event()
     home.provider = home.controller()
     ended_first = []
     listed = FakeS3.list_objects_v2
 
     def slow(self, **words):
         if threading.current_thread() is not threading.main_thread():
-            asked.set()
+            request.set()
             ended = threading.Event()
             for _ in range(100):
                 if not aws.alive() or ended.wait(0.1):
@@ -130,7 +130,7 @@ def test_a_store_that_does_not_answer_keeps_no_machine_alive(home, aws, monkeypa
         home.upload(FIRST, "records/a.json", {"run_id": "a"})
         write_json(running.mailbox / "done.json", {})
         monkeypatch.setattr(FakeS3, "list_objects_v2", slow)
-        assert asked.wait(10.0)
+        assert request.wait(10.0)
     assert ended_first[0]
     assert home.records() == {"a"} and len(home.provider.ended()) == 1
 

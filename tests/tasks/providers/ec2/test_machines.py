@@ -67,7 +67,7 @@ def test_what_is_launched_is_closed_encrypted_tagged_and_ends_itself(home):
 
 
 def test_one_fleet_a_market_and_a_refusal_for_each(home, aws):
-    aws.capacity = {(zone, one): 1 for zone in ZONES for one in ("spot", "on-demand")}
+    aws.capacity = {(zone, market): 1 for zone in ZONES for market in ("spot", "on-demand")}
     assert isinstance(refused(home), NoCapacity)
     assert aws.count("ec2:CreateFleet") == 2 and aws.bought() == 0
     [ended] = home.provider.ended()

@@ -67,7 +67,7 @@ FILE = {
     "prices": {"s1.small": {"on_demand_usd_per_hour": 0.5}, "n1.net": {"spot_usd_per_hour": 0.2}},
     "discounts": {"s*": 0.25, "s1.small": 0.9, "m?.med*": {"on_demand": 0.5, "spot": 0.1}},
 }
-OWN = Ec2.model_validate(FILE)
+TERMS = Ec2.model_validate(FILE)
 
 
 def of(name, market="on-demand", usd=1.0, region="us-east-1"):
@@ -87,11 +87,11 @@ def of(name, market="on-demand", usd=1.0, region="us-east-1"):
     ],
 )
 def test_an_own_price_is_used_and_said_and_billed_once(public, usd, says):
-    [found] = once = apply_terms([public], OWN)
+    [found] = once = apply_terms([public], TERMS)
     assert found.usd_per_hour == usd
     assert says in found.price_note and bool(found.price_note) == bool(says)
     assert found.public_usd_per_hour == (public.usd_per_hour if says else None)
-    assert apply_terms(once, OWN) == once
+    assert apply_terms(once, TERMS) == once
     assert apply_terms(once, Ec2())[0].usd_per_hour == public.usd_per_hour
 
 

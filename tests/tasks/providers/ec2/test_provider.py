@@ -55,9 +55,9 @@ def test_offers_are_what_each_region_offers_lists_and_sells_by_zone(aws):
     }
     assert {o.price_as_of for o in offers} == {NOON}
     spot = provider_of(NARROW.model_copy(update={"markets": ("spot",)}), aws.clients)
-    asked = aws.count("pricing:GetProducts")
+    request_count = aws.count("pricing:GetProducts")
     assert spot.offers(NOON) == [offer for offer in offers if offer.market == "spot"]
-    assert aws.count("pricing:GetProducts") == asked and spot.packaged_offers() == []
+    assert aws.count("pricing:GetProducts") == request_count and spot.packaged_offers() == []
     scores = spot.placement_scores(EAST, ["g5.xlarge"], 4)
     assert scores == {f"us-east-1{zone}": 5 for zone in "abc"}
 
@@ -74,7 +74,7 @@ def test_a_refusal_names_action_code_and_fix_and_no_secret(aws, action, code, sa
     aws.fails(action, code, times=9)
     with pytest.raises(ProviderError) as refused:
         provider_of(NARROW, aws.clients).offers(NOON)
-    assert all(one in str(refused.value) for one in (action, code, says))
+    assert all(text in str(refused.value) for text in (action, code, says))
     assert "very-secret-key" not in str(refused.value)
     assert refused.value.__cause__ is None and refused.value.__suppress_context__
 

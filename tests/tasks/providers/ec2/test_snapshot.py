@@ -14,7 +14,9 @@ from tests.tasks.providers.ec2.test_catalogue import answer
 def test_no_price_in_it_is_zero_and_unknown_ones_are_offered_unpriced():
     prices = [usd for prices in read_snapshot().usd.values() for usd in prices.values()]
     assert None in prices and all(usd is None or usd > 0 for usd in prices)
-    east, west = (packaged_offers(Ec2(regions=(one,)), one) for one in ("us-east-1", "us-west-2"))
+    east, west = (
+        packaged_offers(Ec2(regions=(region,)), region) for region in ("us-east-1", "us-west-2")
+    )
     assert len(east) > 30 and all(offer.usd_per_hour for offer in east)
     assert any(offer.usd_per_hour is None for offer in west)
     as_of = read_snapshot().prices_as_of

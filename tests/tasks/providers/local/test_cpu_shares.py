@@ -15,14 +15,14 @@ class Kernel:
 
     def __init__(self, folder, version):
         self.version, self.top = version, folder / "cgroup"
-        self.mounts, self.own = folder / "mounts", folder / "own"
+        self.mounts, self.group_file = folder / "mounts", folder / "own"
         (self.top / "mine").mkdir(parents=True)
         kind = "cgroup" if version == 1 else "cgroup2"
         self.mounts.write_text(f"tmpfs / tmpfs rw 0 0\ncgroup {self.top} {kind} rw,cpu,cpuacct 0 0")
         self.enter("/mine")
 
     def enter(self, group):
-        self.own.write_text(f"{'1:cpu,cpuacct' if self.version == 1 else '0:'}:{group}\n")
+        self.group_file.write_text(f"{'1:cpu,cpuacct' if self.version == 1 else '0:'}:{group}\n")
 
     def limit(self, group, quota_us):
         if self.version == 1:
@@ -36,7 +36,7 @@ class Kernel:
 def kernel(tmp_path, request, monkeypatch):
     made = Kernel(tmp_path, request.param)
     monkeypatch.setattr(cpu_shares, "_MOUNTS", made.mounts)
-    monkeypatch.setattr(cpu_shares, "_OUR_GROUP", made.own)
+    monkeypatch.setattr(cpu_shares, "_OUR_GROUP", made.group_file)
     return made
 
 
