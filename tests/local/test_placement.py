@@ -19,7 +19,7 @@ RACK = (0, 1, 0, 1)
 @needs_network
 @needs_quota
 def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path, monkeypatch):
-    hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.02)
+    hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.01)
     plain = LocalCluster.go
 
     def go(running):
