@@ -10,11 +10,10 @@ from mlflow.server.auth import authenticate_request_basic_auth
 
 
 def authenticate() -> Any:
-    """Return MLflow's authentication result, or 403 for a request from a foreign web page.
+    """Return MLflow's authentication result, or an empty 403 response to a foreign web page.
 
-    A web page is foreign if its origin is not this MLflow server. A browser sends the operator's
-    password with every request to MLflow, even if a foreign page makes the request. Pages on
-    localhost can read MLflow's responses. The 403 response therefore has no body.
+    A web page is foreign if its origin is not this MLflow server. Browsers send the operator's
+    password with every request to MLflow, even if a foreign page makes the request.
     """
     origin = request.headers.get("Origin")
     if origin not in (None, request.host_url.rstrip("/")):

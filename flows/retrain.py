@@ -24,10 +24,11 @@ register_challenger = task(register)
 
 @flow(name="retrain", flow_run_name="retrain {provider}", log_prints=True)
 def retrain(refresh_id: str, provider: str = "local") -> str:
-    """Test the model in use (champion), fit a challenger, and promote it unless it is worse.
+    """Test the model in use (champion). Fit a challenger, and promote it unless it is worse.
 
-    The tests compare published predictions with later measurements. They also detect slow runs, and
-    drift: too many new runs outside their predicted intervals.
+    The tests compare published predictions with later measurements. They also detect slow runs and
+    drift. Drift means that too many new runs are outside their predicted intervals.
+
     Returns a sentence with the decision, or the reason why no challenger was fitted.
     """
     workspace = open_workspace(provider)

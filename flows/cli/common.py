@@ -30,7 +30,8 @@ def show(as_json: bool, body: Any, shown: str | Callable[[Any], object]) -> None
     """Print the result of a command.
 
     body: the result. It is printed as JSON if `as_json` is True.
-    shown: the output if `as_json` is False: a text, or a function that prints `body`.
+    shown: a text or a function. If `as_json` is False, the text is printed, or the function is
+        called to print `body`.
     """
     if as_json:
         typer.echo(json.dumps(body, indent=2, default=_json_value, allow_nan=False))

@@ -48,7 +48,7 @@ def refresh(
 
 
 def _print_published(provider: str) -> None:
-    """Print the published rows of rank 1 for each workload and goal on `provider`."""
+    """Print the best published cluster on `provider` for each workload and goal."""
     from tasks.reporting.tables import print_recommendations
     from warehouse.export import published_rows
 

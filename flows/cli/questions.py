@@ -209,7 +209,7 @@ def export(
     ],
     goal: Annotated[
         str | None,
-        typer.Option(help="Goal and limit, as in `srift table`. Default: the only stated goal."),
+        typer.Option(help="Goal and limit, as in `srift table`. Default: the only goal."),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the cluster for the goal.")] = 1,
     provider: Annotated[

@@ -128,10 +128,10 @@ def dearest_usd_per_hour(
 
 
 def dearest_by_type(offers: Iterable[Offer], spot_margin: float | None = None) -> dict[str, float]:
-    """Return {instance type: the highest known price in dollars per hour}.
+    """Return {instance type: the highest price of its offers in dollars per hour}.
 
-    For a spot offer, the price is the bid: the spot price times `spot_margin`. If `spot_margin` is
-    None, the bid is the spot price.
+    The price of a spot offer is multiplied by `spot_margin`, if given. Offers whose public price is
+    unknown are ignored.
     """
     dearest: dict[str, float] = {}
     for offer in offers:

@@ -205,9 +205,8 @@ def profile_of(
 ) -> PlannedRun:
     """Return a run that profiles the workload on one device of `instance_type`.
 
-    The run uses `mode.alone`, the equivalent of `mode` on one device. The run times up to four
-    batch sizes. They range from an eighth of the workload's minimum global batch to its maximum
-    global batch.
+    The run uses `mode.alone`, the equivalent of `mode` on one device. It times up to four batch
+    sizes, from an eighth of the workload's minimum global batch to its maximum global batch.
     """
     least = max(1, workload.global_batch_least // 8)
     sizes = np.geomspace(least, workload.global_batch_most, PROFILE_BATCHES)
@@ -267,12 +266,11 @@ def training_runs(
 ) -> list[PlannedRun]:
     """Return the training runs of every workload on every cluster.
 
-    Each workload is measured in all its modes that the cluster supports. The smallest and the
-    largest global batch of the workload determine the global batches to measure:
+    Each workload is measured in all its modes that the cluster supports, with these global batches:
 
-    - the smallest batch, its doublings, and the largest batch
-    - half the smallest batch
-    - the smallest batch in two accumulation steps
+    - the workload's minimum global batch, its doublings, and the maximum global batch
+    - half the minimum
+    - the minimum in two accumulation steps
 
     A single machine with several devices also gets runs on only one device, if the mode permits
     this. These runs show how much devices slow each other down. Unequal machines share the batch so
@@ -353,7 +351,7 @@ def profiled_lines(profiles: pd.DataFrame) -> Lines:
 def _setups(workload: Workload, mode: Mode, cluster: Cluster, lines: Lines) -> Iterator[Setup]:
     """Yield the setups in which `training_runs` measures a workload in one mode on one cluster.
 
-    lines: the seconds of single devices, as returned by `profiled_lines`.
+    lines: the result of `profiled_lines`, which determines the speeds of machines.
     """
     types = [offer.instance_type for offer in cluster.members]
     whole = tuple(instance_type.devices for instance_type in types)

@@ -1,9 +1,9 @@
 """Choose the few runs (pilots) that would improve an uncertain choice most.
 
-A pilot p measures the log step time of a setup. Its result also changes the expected log step time
-of every other setup c. S is the model's covariance of log step times:
+A pilot measures y_p, the log step time of a setup p. The result also changes the expected value of
+y_c, the log step time of any other setup c. S is the model's covariance of log step times:
 
-    E[c | p] = E[c] + S_cp (p - E[p]) / (S_pp + noise)
+    E[y_c | y_p] = E[y_c] + S_cp (y_p - E[y_p]) / (S_pp + noise)
 
 Pilots are chosen one after another. Each pilot is the run that lowers the expected regret most. If
 no single run lowers regret enough, the pilot is the run that changes expected log step times most.

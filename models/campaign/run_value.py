@@ -14,10 +14,10 @@ run has four features:
 - its workload, mode, number of machines and number of instance types
 - its workload, mode, global batch and number of accumulation steps
 
-Planned runs lower the value of similar runs. Let a and b be two runs of a workload, both of which
-the model can predict. If a is planned, the value of b is multiplied by 1 - rho^2. rho is the
-correlation of the log step times that a and b will measure. After each planned launch, the
-decreases of regret are computed again.
+Planned runs lower the value of similar runs. Suppose that the model can predict two runs a and b of
+a workload. If a is planned, the value of b is multiplied by 1 - rho^2. rho is the correlation of
+the log step times that a and b will measure. After each planned launch, the decreases of regret are
+computed again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Past:
 
     - `runs`, `profiles`, `probes`, `failures`: rows of the warehouse's marts, or empty frames.
     - `stale_before`: training runs that were measured before this time are ignored.
-    - `drifting`: {instance type: time of the newest run that was tested for drift}, for types that
-      drift. Training runs on the type up to this time are ignored.
+    - `drifting`: {instance type that drifts: time of the newest run that was tested for drift}.
+      Training runs that were measured on the type up to this time are ignored.
 
     An instance type drifts if too many of its new runs lie outside their predicted intervals.
     """
@@ -108,10 +108,10 @@ class Knowledge:
     """The information from measured and planned runs that determines the value of further runs.
 
     Attributes:
-        done: the keys of runs that are not bought again, for example measured runs (see
-            `_identity`).
-        doubted: instance types whose predictions are not used, because they drift or all their runs
-            are too old. A type drifts if too many new runs lie outside their predicted intervals.
+        done: the keys (see `_identity`) of runs that are not bought again: measured runs, planned
+            profiles and probes, and runs that failed twice.
+        doubted: instance types whose predictions are not used. They drift (see `Past`), or all
+            their runs are too old.
         seen: {hash of a feature: number of measured and planned runs that have the feature}. The
             docstring of the module defines the four features of a run.
         model: the predictions of the model in use; None if there is no model.

@@ -4,10 +4,13 @@ A campaign is all launches of one run of `srift refresh`. It has caps on dollars
 launch acquires a cluster and measures several runs on it. Training runs are added to a launch until
 the next run would lower the average value per second. `run_value.py` defines the value of a run.
 
-The next launch is the launch with the highest ratio of value to cost. The value is the sum over the
-launch's runs. The cost is a share of the remaining dollars or of the remaining seconds, whichever
-share is larger. Profiles have a high value, so the first launches profile every workload on every
-instance type. Planning stops when no training run or profile with a value above 0 fits the caps.
+The next launch is the launch with the highest ratio of value to cost. The value is the sum of the
+values of the launch's runs. The cost is the larger share of what remains under the two caps:
+
+    cost = max(dollars / remaining dollars, billed seconds / remaining seconds)
+
+Profiles have a high value, so the first launches profile every workload on every instance type.
+Planning stops when no training run or profile with a value above 0 fits the caps.
 """
 
 from __future__ import annotations
@@ -205,10 +208,11 @@ def learning_launches(
 ) -> list[PlannedLaunch]:
     """Return launches that check if modes converge like DDP, at most one launch per workload.
 
-    `wanted` has a (workload, mode, random seeds) triple for each check, sorted by workload. All
-    launches together use at most two thirds of the caps. A launch uses a pair of equal machines:
-    the cheapest pair that can train in at least one of the modes within the caps. If no pair can
-    check all modes of a workload within the caps, the last modes are left out.
+    Each launch has two equal machines, of the cheapest type that stays within the caps and can
+    train in at least one of the modes. All launches together use at most two thirds of the caps.
+
+    `wanted` has a (workload, mode, random seeds) triple for each check, sorted by workload. If the
+    caps are too low for all checks of a workload, its last triples are left out.
     """
     if limits.max_hosts < 2:
         return []
@@ -335,8 +339,8 @@ def _fill(
     """Return the best runs for a launch of `cluster`, and their value per billed second.
 
     1. The profiles and probes in `first` are added if they fit into `most_s` seconds.
-    2. Training runs are added, in descending order of value per second. Adding stops at the first
-       run that would lower the average value per billed second of the added training runs.
+    2. Training runs that fit are added, in descending order of value per second. Adding stops
+       before the training runs' average value per billed second would fall.
 
     Returns ([], 0.0) if the launch would have neither a training run nor a profile.
 

@@ -1,8 +1,8 @@
 """Compute how much a run is expected to improve the published choices (knowledge gradient).
 
 A run r measures the log step time of a setup. Log step times are jointly normal, so the result also
-changes the mean log step time of every other setup c. z is a standard normal variable: how many
-standard deviations the result is above its mean.
+changes the mean log step time of every other setup c. The result is z standard deviations above its
+mean, and z is a standard normal variable.
 
     mean_c   -> mean_c + z cov(c, r) / sqrt(var_r + noise_r)
     value(r) = sum over goals E_z[ loss of today's choice - loss of the choice after r ] >= 0
@@ -10,9 +10,9 @@ standard deviations the result is above its mean.
 `choice_rule.losses` determines the choice. The loss in value(r) is `choice_rule.with_penalty`: the
 log objective plus a penalty for exceeding the goal's limit (a deadline or a budget).
 
-Regret is the loss of the choice minus the loss of the best setup. The best setup is unknown, but it
-does not depend on r. Therefore, r decreases the expected regret and the expected loss by the same
-amount (Frazier, Powell and Dayanik 2009).
+Regret is the loss of the choice minus the loss of the best setup. A run can change the choice, but
+not the best setup. The expected regret and the expected loss of the choice therefore decrease by
+the same amount (Frazier, Powell and Dayanik 2009).
 """
 
 from __future__ import annotations
@@ -97,9 +97,11 @@ class OpenChoice(NamedTuple):
         hours = fixed_hours + hours_per_step_s x step_s
         usd   = usd_per_hour x hours + download_usd
 
-    `places` has the positions of the setups in a `Belief`. Start-up and interruptions vary, so the
-    hours are uncertain even for a known step time. log(hours / expected hours) then has the mean
-    `irreducible_mean` and the standard deviation `irreducible_sd`.
+    Start-up and interruptions vary. The hours are therefore uncertain even if the step time is
+    known: log(hours / expected hours) has the mean `irreducible_mean` and the standard deviation
+    `irreducible_sd`.
+
+    `places` has the positions of the setups in a `Belief`.
     """
 
     goal: Goal
@@ -142,13 +144,13 @@ def gain(
 def aim_and_meeting(
     question: OpenChoice, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, Meeting]:
-    """Return each setup's log objective, and its chance of keeping the goal's limit (`Meeting`).
+    """Return the log of each setup's objective, and how likely the setup keeps the goal's limit.
 
     The objective is the job's expected hours or dollars, whichever the goal minimises. The
     `Meeting` has the probability of keeping the limit and the expected excess over the limit.
 
-    mean, variance: the mean and the variance of log step seconds. They must broadcast to
-        (..., setups), the shape of the results.
+    mean, variance: the mean and the variance of log step seconds. The two arrays are broadcast to
+        (..., setups). The results have the same shape.
     """
     goal = question.goal
     work = question.hours_per_step_s * np.exp(mean)

@@ -104,10 +104,10 @@ class Offer:
 
     @property
     def worst_usd_per_hour(self) -> float | None:
-        """Return the higher of `usd_per_hour` and the public price.
+        """Return an upper bound of the price: the higher of `usd_per_hour` and the public price.
 
         The public price counts because the account's discount may end. Returns None if the public
-        price is unknown. A price that only the user states is no upper bound.
+        price is unknown, even if srift.toml states the account's price.
         """
         public = self.public_usd_per_hour if self.price_note else self.list_usd_per_hour
         return None if public is None else max(public, self.usd_per_hour or 0.0)

@@ -16,7 +16,7 @@ ROUNDING = 1e-6
 def to_rounding(values: FloatArray) -> FloatArray:
     """Return sort keys for positive `values`, so that rounding errors do not decide the order.
 
-    A key is log(value) / ROUNDING, rounded to a whole number. Values whose relative difference is
-    far below ROUNDING get the same key, with rare exceptions.
+    A key is log(value) / ROUNDING, rounded to a whole number. Values that differ only by rounding
+    errors almost always get the same key.
     """
     return np.round(np.log(values) / ROUNDING)

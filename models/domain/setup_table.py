@@ -117,7 +117,7 @@ def row_key(row: Mapping[str, Any], devices: Mapping[str, int]) -> Key:
 def runs_by_key(types: Iterable[InstanceType], runs: pd.DataFrame) -> Counter[Key]:
     """Count the measurements of each setup, as {key of the setup (see `setup_key`): count}.
 
-    types: the instance types of the clusters. A row without a layout uses all devices of a type.
+    types: the instance types of the clusters. A row without a layout uses all their devices.
     runs: a frame of measurements. A row counts as many times as its column `runs` says, or once if
         the frame has no such column.
     """

@@ -199,8 +199,8 @@ class Goal:
     - `usd`: the budget in dollars; None if the goal has no budget
     - `p_required`: the required probability of meeting the deadline or the budget, such as 0.9. If
       None, a probability of one half is required, and exceeding the limit has a penalty.
-    - `overshoot_price`: the size of the penalty. Each 1 % over the limit counts like
-      `overshoot_price` % more of the objective.
+    - `overshoot_price`: the size of the penalty. Exceeding the limit by 1 % is as bad as an
+      objective that is `overshoot_price` % higher.
     """
 
     goal: str

@@ -5,12 +5,12 @@ The start-up of a launch with n machines ends when its last machine is ready:
     log seconds = mu_market + u_type,market + b (log n - c) + noise
 
 b is the effect of log n, and c the mean of log n over the observed launches. log_seconds.py defines
-mu, u and the noise. A launch counts as one observation per instance type, because its machines
-start in similar times.
+mu, u and the noise. Machines of the same launch start in similar times. A launch therefore counts
+once per instance type, not once per machine.
 
 The chance p that a request for one machine is granted is fitted for each instance type, market and
-zone. A cluster starts only if all its n machines are granted at the same time. The chance
-of this is p_gang:
+zone. A cluster starts only if all its n machines are granted at the same time. The chance of this
+is p_gang:
 
     p       ~ Beta(requests granted, requests refused), with a prior that counts as 5 requests
     p_gang  = p^(1 + (n - 1) (1 - shared))
@@ -70,7 +70,7 @@ def gang_startup(
     """Return two (clusters,) arrays: mean start-up seconds, and standard deviations of log seconds.
 
     A pool is an instance type in a market and zone. The start-up of a cluster is assumed to take as
-    long as the start-up of its slowest pool, which is the pool with the highest median.
+    long as the start-up of its slowest pool: the pool with the highest median start-up seconds.
 
     model: the fitted start-up seconds (see `fit_startup`).
     counts: a (clusters, pools) array with the number of machines from each pool.

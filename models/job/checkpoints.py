@@ -1,4 +1,4 @@
-"""Model the seconds and the interval of checkpoints.
+"""Model how long checkpoints take to write or read, and how often to write them.
 
 The seconds to write or read a checkpoint depend on its size and the instance type:
 
