@@ -19,7 +19,7 @@ RACK = (0, 1, 0, 1)
 @needs_network
 @needs_quota
 def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path, monkeypatch):
-    hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.01)
+    hosts = Hosts(name="", gbps=(), rack=RACK, uplink_gbps=0.02)
     plain = LocalCluster.go
 
     def go(running):
@@ -27,12 +27,15 @@ def test_hosts_of_a_rack_send_to_each_other_before_they_send_to_another(tmp_path
         plain(running)
 
     monkeypatch.setattr(LocalCluster, "go", go)
-    local = provider(tmp_path, HERE.parents[1] / "tasks/node")
     item = Item(run_id="r", kind="probe", nodes=[0, 1, 2, 3], message_bytes=[100_000])
-    job = job_of([item], count=4, cluster=cluster(local, *("tenth",) * 4), deadline_s=200.0)
-    seen = serve(local, job, stop_at=time.monotonic() + 200.0, watch=lambda *_: None)
-    assert seen.mailbox is not None and seen.recorded == {"r"}, seen.outcome
-    values = json.loads((seen.mailbox / "node-0/records/r.json").read_text())["values"]
+    for home in "abc":  # busy cores make the gain uncertain, and then the order stays as it is
+        local = provider(tmp_path / home, HERE.parents[1] / "tasks/node")
+        job = job_of([item], count=4, cluster=cluster(local, *("tenth",) * 4), deadline_s=200.0)
+        seen = serve(local, job, stop_at=time.monotonic() + 200.0, watch=lambda *_: None)
+        assert seen.recorded == {"r"}, seen.outcome
+        values = json.loads((seen.mailbox / "node-0/records/r.json").read_text())["values"]
+        if "rank_order" in values:
+            break
     order = values["rank_order"]
     assert sum(RACK[order[place]] != RACK[order[(place + 1) % 4]] for place in range(4)) == 2, (
         values
