@@ -117,10 +117,10 @@ class Scale(NamedTuple):
     def sizes(self, batch: float, micro: float | None) -> dict[int, float]:
         """Return {number of units: seconds of a step with the global batch `batch`}.
 
-        A unit is a machine, or a device of one machine. If `micro` is None, the result has every
-        measured step with this global batch. If `micro` is a number, the result has steps that
-        consist of micro-steps with `micro` samples per unit. The seconds of such a step are
-        measured, or else the sum of its measured micro-steps.
+        A unit is a machine, or a device of one machine. If `micro` is None, the result has the
+        fastest measured step for each number of units. If `micro` is a number, all steps have
+        micro-steps of `micro` samples per unit. If such a step was not measured, its seconds are
+        estimated, if possible, as the docstring of the module describes.
         """
         found: dict[int, float] = {}
         for (size, micro_batch, steps), step_s in sorted(self.steps.items()):
@@ -146,7 +146,7 @@ class Scale(NamedTuple):
         """Return the pair (global batch, micro batch) for which `sizes` has the most step times.
 
         The global batch is between `least` and `most`. The micro batch is the number of samples per
-        unit in a micro-step. It is None if only measured steps of the global batch are used.
+        unit in a micro-step. If it is None, `sizes` uses only measured steps.
         Returns None if no pair has step times for both one unit and several units.
         """
         batches = [batch for batch in {least, *self.batches} if least <= batch <= most]
@@ -272,9 +272,9 @@ def check_sizes(sizes: Mapping[int, float]) -> list[Row]:
     """Return a row for each number of units: measured and predicted parallel efficiency.
 
     `sizes` maps numbers of units (machines or devices) to seconds per step. The column `by_rule` is
-    the efficiency that a ScalingRule predicts for the size of the row. The rule is fitted to two
-    smaller sizes: 1 unit, and the next smaller size in `sizes`. `by_rule` is None if `sizes` does
-    not have two smaller sizes.
+    the efficiency that a ScalingRule predicts for the size of the row. The rule is fitted to the
+    step times of 1 unit and of the next smaller size in `sizes`. `by_rule` is None for the two
+    smallest sizes.
     """
     rows = []
     for size, step_s in sizes.items():
@@ -323,8 +323,8 @@ def _overlap_columns(
         devices_each: the number of devices used on each machine.
         gradient_bytes: bytes of all gradients.
         machine: the instance type of the clusters.
-        backward: the part of the backward pass after the first gradients are ready, as a share of
-            the compute seconds. Only this part of the computation can hide the exchange.
+        backward: the fraction of the compute seconds that can hide the exchange. It covers the
+            backward pass from the time when the first gradients are ready.
     """
     size, gbps = max(sizes), machine.bandwidth_gbps if machine.link_known else None
     compute_s, workers = sizes[1] / size, size * devices_each

@@ -13,7 +13,7 @@ The gradients have d values of 4 bytes.
                machines. The bytes of dot products are neglected [D].
     servers    There are S parameter servers, at most one per machine. In a first phase, a server
                receives (P-n)/S * 4 d bytes from other machines. In a second phase, it sends as many
-               bytes back. No machine sends or receives more bytes in a phase [D].
+               bytes back. Other machines send and receive at most this many bytes [D].
 
 Tensor parallelism exchanges activations and weights. A linear layer maps K features to N features.
 In a step, all ranks together process B rows, such as tokens. The inputs of the layer have |X| = B K
@@ -71,8 +71,8 @@ class Communication(NamedTuple):
     """How the communication of a strategy differs from the communication of DDP.
 
     Attributes:
-        sent: bytes sent on all links, divided by the bytes that DDP sends. The all-reduce of DDP
-            sends each gradient twice.
+        sent: bytes sent on all links, divided by the bytes that DDP sends. DDP sends each gradient
+            twice.
         on_gloo: a factor on the bytes sent, for the backend gloo only. Gloo has no reduce-scatter,
             so every rank receives the sum of all gradients [torch 2.13].
         held: bytes that a device holds for the exchange, divided by its gradient bytes. All
@@ -80,8 +80,8 @@ class Communication(NamedTuple):
             the weights before the step [D].
         waits: True if the backward pass waits while a bucket is exchanged. Compression needs the
             device for the exchange. In tensor parallelism, the next layer needs the result.
-        passes: how often compression or Adasum reads all gradient values, divided by 20.
-            ddp-mstopk reads all gradient values about 20 times [D].
+        passes: how often compression or Adasum reads all gradient values, relative to ddp-mstopk.
+            ddp-mstopk reads them about 20 times [D].
     """
 
     sent: float = 1.0

@@ -90,8 +90,8 @@ def slowness(measured: pd.DataFrame) -> FloatArray:
     """Return a (rows,) array: `reference_s` / `usual_reference_s`, above 1 for a slow machine.
 
     Every machine runs a reference computation around each measurement. `reference_s` has its
-    seconds, and `usual_reference_s` the usual seconds on the same instance type. A value is a
-    number, or a sequence with a number for each machine. For several machines, the result is the
+    seconds, and `usual_reference_s` the usual seconds on the same instance type. Both columns have
+    numbers, or sequences with a number for each machine. For several machines, the result is the
     geometric mean of their ratios.
     """
     names = ("reference_s", "usual_reference_s")
@@ -185,8 +185,8 @@ def pool_runs(runs: pd.DataFrame, machines: Mapping[str, Machine]) -> pd.DataFra
     The frame has the columns of a setup, and these columns:
 
         step_s, sync_s   medians over the runs of the setup; NaN if unknown
-        runs             the number of runs, reduced if the standard deviation of their log step
-                         seconds exceeds both run_sd and 0.03
+        runs             the effective number of runs: below the real number if the standard
+                         deviation of their log step seconds exceeds both run_sd and 0.03
         kind             the kind of device
         run_sd           standard deviation of log step seconds between runs of the same setup,
                          estimated for the kind of device
@@ -249,11 +249,11 @@ def single_device_rows(setups: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataF
     The rows come from two sources:
 
     - Each row of `profiles` is a row of the result.
-    - A multi-device row of `setups` is used if its instance types are equal, its batches are equal,
-      and sync_s is known. Its seconds are (step_s - sync_s) / accumulation steps. Rows with the
-      same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. If a
-      single device of the same kind was measured with the same workload, mode and batch, the
-      average is left out, because the measurement is better.
+    - A multi-device row of `setups` is used if all its devices have the same instance type and
+      batch, and sync_s is known. Its seconds are (step_s - sync_s) / accumulation steps. Rows with
+      the same workload, one-device mode (`Mode.alone`), instance type and batch are averaged. An
+      average is left out if there is a measurement on a single device of the same kind, with the
+      same workload, mode and batch.
 
     setups: a row for each measured setup (see `pool_runs`).
     profiles: a row for each workload, mode, instance type and batch (see `profile_rows`).

@@ -15,9 +15,9 @@ PARAMETERS. The other symbols are:
 
 - T1(b): the seconds of a device for a forward and a backward pass of b samples (single_device.py).
   b0 is the middle batch: the median of the batches that were measured for the workload.
-- h: the slow-down because k devices share a machine, divided by the slow-down of four devices. h is
-  0 for one device. q is between 1 and 2, so h grows slowly at first: few devices hardly exhaust the
-  shared resources [D].
+- h: how much k devices of a machine slow each other down, relative to four devices. h is 0 for one
+  device and 1 for four. q is between 1 and 2, because few devices hardly exhaust the shared
+  resources [D].
 - H: the seconds that the machine's CPU needs in a micro-step, proportional to k - 1.
 - f t: the seconds of compute during which communication can run.
 - C: the seconds to exchange all gradients. A ring sends between machines and inside them at the

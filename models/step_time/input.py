@@ -23,10 +23,9 @@ The slowest machine of a setup determines the seconds of a step:
 
 If the CPU is the device, workers and computing threads share its cores. A worker gets the same
 share of the CPU as a computing thread [CFS, sched(7)]. A device has 1 / w computing threads, where
-w = k / max(C, k). Thus a worker makes compute at most 1 + w times as long. Compute without loading
-takes rho r seconds, so loading delays it by at most w rho r. The remaining samples are loaded while
-gradients are exchanged. A simulation of a CPU gives the same seconds (test_input.py). v is assumed
-not to change if machines share storage.
+w = k / max(C, k). Compute takes rho r seconds without loading, and at most (1 + w) rho r seconds
+with loading. The remaining samples are loaded while gradients are exchanged. A simulation of a CPU
+gives the same seconds (test_input.py). v is assumed not to change if machines share storage.
 
 The formulas are inverted to compute r from a measured step of step_s seconds. In this step, a rank
 waits input_s seconds for batches and sync_s seconds for communication. Let x = step_s - input_s:

@@ -32,7 +32,7 @@ _PLAIN = tuple(name for name in EFFECTS if name not in _SHAPED)
 
 
 def _spreads(level: str, names: tuple[str, ...]) -> FloatArray:
-    """Return the prior standard deviations at one level, as a (linear terms,) array.
+    """Return a (linear terms,) array: the prior standard deviations in the field `level`.
 
     A linear term is a parameter of the formula (formula.py) or an effect on log T1
     (single_device.py). Terms that are not in `names` get 0.
@@ -127,7 +127,7 @@ def terms(X: FloatArray, Y: FloatArray | None = None) -> Iterator[tuple[str | No
 
     Each term is a pair (name, array). The array has the shape (X rows, Y rows). The caller
     multiplies it by the learned variance of the name, or by 1 if the name is None. If `Y` is None,
-    it is replaced by `X`, and the noise of single-device rows is a further term.
+    the terms are for `X` with itself and include the noise of single-device rows.
     """
     other = X if Y is None else Y
     left, right = ({name: each[:, at] for name, at in COLUMN.items()} for each in (X, other))
@@ -264,8 +264,7 @@ class StepProcess(GaussianProcess):
     def deviations(self, X: FloatArray) -> FloatArray:
         """Return a (rows, linear terms) array: posterior mean minus prior mean of each term.
 
-        The deviation of a row is the sum of the deviations of its groups, such as its kind of
-        device and its workload.
+        Each value is a sum over the groups of the row, such as its kind of device and its workload.
         """
         total = np.zeros((len(X), _LINEAR))
         pulls = self.inputs[:, :_LINEAR] * self.weights[:, None]

@@ -82,10 +82,12 @@ def learn_spreads(
 ) -> Spreads:
     """Learn residual standard deviations for each large cell, and for all small cells together.
 
-    A cell is a workload in one mode on one kind of device. A large cell has at least 40 (ENOUGH)
-    multi-device rows. The result has an entry for each large cell. If all small cells together have
-    at least 40 rows, a shared spread is learned from these rows. Each kind of device without large
-    cells then gets an entry with the shared spread. `residuals.spreads_of` finds a row's entry.
+    A cell is a workload in one mode on one kind of device. Only multi-device rows are used. A large
+    cell has at least 40 (ENOUGH) of these rows. The result has these entries:
+
+    - for each large cell: standard deviations learned from the rows of this cell
+    - for each kind of device that has only small cells: standard deviations learned from the rows
+      of all small cells. These entries are missing if the small cells have fewer than 40 rows.
 
     residual: (rows,) log measured seconds minus log computed seconds.
     noise_factor: (rows,) factors on the noise variance: above 1 for outliers, below 1 for rows that

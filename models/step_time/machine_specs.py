@@ -166,8 +166,7 @@ def sheet_of(kind: str, precision: str, machines: Mapping[str, Machine]) -> Shee
 
     1. The data sheet. If it has no rate for the precision, the fp32 rate is used.
     2. An instance type in `machines` with this kind of device. The rate is its `prior_speed`. The
-       bandwidth is estimated in proportion to the rate. `Sheet.confidence` is below 1, except for a
-       CPU of known speed.
+       bandwidth is estimated in proportion to the rate.
     3. The Sheet UNKNOWN.
     """
     if (sheet := _data_sheet(kind, precision)) is not None:

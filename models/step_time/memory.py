@@ -48,8 +48,8 @@ gradients, so `working` in the table is the maximum of activations and gradients
 is their sum instead: if a step has several micro-steps, because gradients then stay in memory, and
 if the workload was not profiled.
 
-Predictions are too high rather than too low. A batch that is refused without need can still run
-with gradient accumulation, but a batch that does not fit fails.
+Predictions err on the high side. If a prediction is too low, a run fails. If it is too high, the
+batch can still run with gradient accumulation.
 """
 
 import math

@@ -465,8 +465,9 @@ def with_compressed(model: StepTimeModel, workload: Workload) -> StepTimeModel:
     """Return a model that also predicts `workload` in modes without measurements.
 
     The candidates are the workload's modes with compressed gradients, Adasum, tensor parallelism or
-    parameter servers. The model must already predict the workload with the mode's precision and
-    switches, ignoring offload. For tensor parallelism, the layer sizes must also be known.
+    parameter servers. The model must already predict the workload in some mode with the same
+    precision and the same switches. Offload may differ. For tensor parallelism, the layer sizes
+    must also be known.
     """
     alone = {(name, mode.alone) for name, mode in model.trained}
     divided = model.facts.of(workload.name).divided.known

@@ -1,7 +1,6 @@
 """Compute the distance to the nearest measurement of the same workload, in doublings.
 
-The distance of a setup from a measured setup is a sum. The ratios and differences compare the two
-setups:
+The distance of a setup from a measured setup is this sum:
 
     distance = |log2 ratio of batches| + |log2 ratio of devices| + |log2 ratio of machines|
                + |log2 ratio of accumulation steps|
@@ -10,8 +9,8 @@ setups:
                + |difference of unevenness of the devices per machine|
 
 A distance of 1 is a doubling: for example, twice as many devices. The share of an instance type is
-the mean of its share of all devices and its share of all samples. The unevenness of a value is the
-mean over all machines of |log2(value / mean value)|.
+the mean of two fractions: its devices / all devices, and its samples / all samples. The unevenness
+of a value is the mean over all machines of |log2(value / mean value)|.
 """
 
 import numpy as np

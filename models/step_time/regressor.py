@@ -10,8 +10,9 @@
 A cell is a workload in one mode on one kind of device. Rows belong to groups. A group is a kind of
 device, a neural network, a strategy, a communication library, a workload in one mode, or a cell.
 
-Each parameter in theta is a prior mean, plus a deviation of all rows, plus deviations of some of
-the row's groups (`kernel._TERMS`). log T1 is such a sum, too, plus smooth curves in the batch.
+Each parameter in theta is the sum of its prior mean, a deviation that all rows share, and
+deviations that the rows of a group share (`kernel._TERMS`). log T1 is also such a sum, plus smooth
+curves in the batch.
 
 All deviations are normal. If the formula is linearised in theta and log T1, log step seconds are
 therefore a Gaussian process with the covariance of `kernel.terms`. Each iteration of the fit

@@ -74,8 +74,8 @@ def fit_neighbours(
     """Fit a Gaussian process to the residuals of a cell, and calibrate its standard deviations.
 
     A cell is a workload in one mode on one kind of device. Calibration multiplies all standard
-    deviations by a factor, so that they match the cross-validation errors. Returns the process with
-    the range of its corrections, and the calibrated standard deviations.
+    deviations by a factor, so that they match the cross-validation errors. Returns the process and
+    the calibrated standard deviations.
 
     Args:
         rows: the rows of the cell.
@@ -139,11 +139,11 @@ def scales(process: GaussianProcess, rows: Rows, calibrated: Spreads) -> dict[fl
     one mode on one kind of device. A cell that is not in the result uses the factor of its kind.
     The factors do not apply to the noise of a run.
 
-    The factors widen 90 % intervals to the intervals of a Student-t process [Shah et al. 2014]. If
-    W cells of a kind have multi-device rows, the kind has W + 1 degrees of freedom. A cell of this
-    kind with R multi-device rows has W + 1 + R degrees of freedom. The factor of a cell is larger
-    if a prediction without its multi-device rows fits these rows worse than expected. Cells in
-    `calibrated` have the factor 1.
+    The factors widen 90 % intervals to the intervals of a Student-t process [Shah et al. 2014]. A
+    kind of device has W + 1 degrees of freedom, where W is the number of its cells with
+    multi-device rows. A cell with R multi-device rows has R degrees of freedom more than its kind.
+    The factor of a cell increases if the other rows predict its multi-device rows worse than
+    expected. Cells in `calibrated` have the factor 1.
 
     process: the Gaussian process that was fitted to `rows`.
     """

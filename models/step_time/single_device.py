@@ -18,7 +18,7 @@ For a transformer, the mean is the log of these seconds, with FLOP/s and bytes/s
     s         number of tokens in a sequence
     g         max(rate / rate of an A100, 1)^0.35, because faster GPUs reach a smaller fraction of
               their rate in attention
-    i         the ratio rate / bandwidth relative to the ratio of an A100, to the power of 0.25
+    i         (x / x_A100)^0.25, where x = rate / bandwidth, and x_A100 is the ratio of an A100
 
 The last term is for reading and writing the logits of the vocabulary. The constants were chosen on
 held-out published measurements of MPT transformers on A100 and H100 (mosaicml/llm-foundry).
@@ -29,7 +29,7 @@ For any other network, the mean is the log of these seconds, with TFLOP/s and GB
 
     b, b0     the batch and the middle batch (the median of the measured batches)
     F         operations of a forward and a backward pass with b0 samples, divided by 10^12. If F
-              is unknown, 1 replaces 0.125 F^0.8
+              is unknown, the factor 0.125 F^0.8 is left out
 """
 
 from dataclasses import dataclass
