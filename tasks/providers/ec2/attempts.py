@@ -105,8 +105,8 @@ def attempts(
             found.append(Attempt(market=market, clusters=clusters, groups=groups))
     if not found and least_usd < math.inf:
         raise NoCapacity(
-            f"the machines may now cost ${least_usd:.2f} per hour, but the caps allow for"
-            f" ${max_usd_per_hour:.2f}"
+            f"the machines may now cost up to ${least_usd:.2f} per hour, but the spending"
+            f" caps were checked for ${max_usd_per_hour:.2f}"
         )
     return found
 

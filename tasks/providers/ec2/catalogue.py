@@ -120,8 +120,8 @@ def baseline_gbps(answer: Answer) -> float:
     """Return the sustained network rate of a machine in Gbit/s.
 
     For a type with EFA, this is the total rate of all network cards that can have an EFA interface.
-    For other types, this is the rate of the first card. If EC2 states a rate for the whole machine
-    that is more than 1 % lower, the stated rate is returned.
+    For other types, this is the rate of the first card. EC2 may also state a rate for the whole
+    machine. The stated rate is returned if the rate of the cards is more than 1 % higher.
 
     Raises ValueError if a card's rate is unknown.
     """

@@ -1,9 +1,10 @@
 """Launch an EC2 cluster, report its state and cost, and replace lost machines.
 
-A launch first tries the cluster's market. If spot has no capacity, a second attempt requests
-on-demand machines, if [ec2] `markets` permits this. The machines of a failed attempt are ended
-before the next attempt. An attempt sends one CreateFleet request for each group of machines of the
-same type. Each request is stored in the lease (the file that records the launch) before it is sent.
+A launch first tries the cluster's market. If spot has no capacity and [ec2] `markets` includes
+"on-demand", a second attempt requests on-demand machines. The machines of a failed attempt are
+ended before the next attempt. An attempt sends one CreateFleet request for each group of machines
+of the same type. Each request is stored in the lease (the file that records the launch) before it
+is sent.
 """
 
 import base64
@@ -149,10 +150,10 @@ class Ec2Cluster(RunningCluster):
     def replace(self, node: int) -> bool:
         """Replace the machine with rank `node` by a machine of the same type, market and zone.
 
-        The lost machine is ended first, so that the cost per hour stays below the cluster's price.
-        Returns False if it still runs after a wait, or if EC2 refuses the new machine. Raises
-        ProviderError if AWS refuses to end the lost machine, or if the machines' deadline has
-        passed.
+        The lost machine is ended first, so that the cost per hour does not exceed the cluster's
+        price. Returns False if the lost machine does not end or the new machine does not start.
+        Raises ProviderError if AWS refuses to end the lost machine, or if the machines' deadline
+        has passed.
         """
         self.mirror.sync()
         region, lost, attempt = self.lease.region, self.lease.current[node], self._attempt
@@ -264,9 +265,9 @@ class Ec2Cluster(RunningCluster):
     def _fleet(self, attempt: Attempt, group: Group) -> tuple[list[str], AwsRefused]:
         """Send the group's CreateFleet request. Return (ids of the launched machines, error).
 
-        If machines are missing, the caller must raise the error. Otherwise, it must ignore the
-        error. If EC2's response is unclear, machines are found by their tags. Raises AwsRefused if
-        this search fails.
+        If fewer than `group.size` machines are launched, the error says why. Otherwise, the caller
+        must ignore the error. If EC2's response is unclear, machines are found by their tags.
+        Raises AwsRefused if this search fails.
         """
         api, region, action = self._api, self.lease.region, "ec2:CreateFleet"
         request = create_fleet(self.spec, group, attempt.market)
@@ -299,9 +300,9 @@ class Ec2Cluster(RunningCluster):
     def _await_running(self, machines: Sequence[Ec2Machine]) -> list[Ec2Machine]:
         """Wait until all machines run. Return them with their zones, addresses and launch times.
 
-        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. An EC2
-        reason code that begins with "Client." means that the request is at fault. In all other
-        cases, the error's kind is "capacity".
+        Raises AwsRefused if a machine ends or does not run within RUNNING_WITHIN_S seconds. The
+        error's kind is "capacity", unless EC2's reason code for a machine's end begins with
+        "Client.". Such a code means that the request is at fault.
         """
         region, by_id = self.lease.region, {machine.instance_id: machine for machine in machines}
         problem = f"not running after {RUNNING_WITHIN_S:.0f} s"

@@ -187,10 +187,11 @@ def _is_allowed(stored: Answer, name: str, machine: Ec2Machine) -> bool:
 
 
 def _free_path(path: Path, key: str, content: bytes) -> Path:
-    """Return the local path for an upload: `path`, unless `path` holds a different record.
+    """Return a local path for an upload that does not overwrite the record of another machine.
 
-    A lost machine and its replacement may both upload a record of the same run. The second record
-    is stored in a folder with its machine's id, such as node-0-i-0a1b/records.
+    A lost machine and its replacement may both upload a record of the same run. If the records
+    differ, the second is stored in a folder with its machine's id, such as node-0-i-0a1b/records.
+    All other uploads are stored at `path`.
 
     key: the upload's key on S3, which contains the id of the machine.
     content: the upload's content.

@@ -91,8 +91,8 @@ def spot_offers(
     """Return a spot offer for each (type name, zone) in `prices` whose type is in `types`.
 
     prices: dollars per hour; None if unknown.
-    advisor: the content of AWS's Spot Advisor file. A type that the file lacks gets the highest
-        interruption rate that the file can state.
+    advisor: the content of AWS's Spot Advisor file, which sorts types into ranges of interruption
+        rates. A type that the file lacks gets the highest range.
     """
     advised = advisor.get("spot_advisor", {}).get(region, {}).get("Linux", {})
     kinds, offers = {kind.name: kind for kind in types}, []
@@ -224,8 +224,8 @@ def most_usd_per_hour_beside(terms: Ec2, region: str = "", bucket_region: str = 
     """Return an upper bound in dollars per hour on one machine's cost besides its instance price.
 
     The cost includes the volume, a public IP address, and S3 requests, at the prices of the most
-    expensive region. It also includes the transfer of the machine's uploads to the bucket, and from
-    the bucket over the internet to the controller.
+    expensive region. It also includes data transfer from the machine to the bucket, and from the
+    bucket over the internet to the controller.
 
     region: the machine's region; "" if unknown.
     bucket_region: the region of [ec2] `bucket`; "" if unknown.

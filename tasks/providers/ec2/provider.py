@@ -62,8 +62,8 @@ class Ec2Provider(Ec2Market, Provider):
     ) -> Iterator[Ec2Cluster]:
         """Launch the cluster, yield it, and end its machines after the block.
 
-        If the cluster's market has no capacity, the cluster is launched on-demand, if [ec2]
-        `markets` includes "on-demand" and `max_usd_per_hour` allows the price. `seed` has no
+        If spot has no capacity, on-demand machines are launched. This requires that [ec2] `markets`
+        includes "on-demand", and that their price is at most `max_usd_per_hour`. `seed` has no
         effect.
 
         Raises:

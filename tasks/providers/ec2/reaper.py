@@ -166,7 +166,7 @@ class Reaper:
         return ""
 
     def _is_over(self, lease_id: str) -> bool:
-        """Return True if the lease has ended or does not exist, and False if it is unreadable."""
+        """Return True if the lease has ended or does not exist; False if open or unreadable."""
         try:
             lease = self.leases.read(lease_id)
         except LeaseUnreadable:

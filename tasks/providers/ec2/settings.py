@@ -56,7 +56,7 @@ class Ec2(_Section):
     prices: this account's prices by instance type.
     discounts: discounts by type pattern; the first pattern that matches applies. A price in
     `prices` overrides a discount.
-    emulated: for tests with an emulated AWS (AWS_ENDPOINT_URL), whose machines measure on the CPU.
+    emulated: True if AWS is emulated (AWS_ENDPOINT_URL). Emulated machines measure on the CPU.
 
     Machines are launched into the first of these groups of subnets that is not empty:
 

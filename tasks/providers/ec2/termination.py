@@ -139,10 +139,10 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
     shown: {instance id: description} of the machines that EC2 lists with the lease's tags.
 
-    Special case: a request is unanswered, and after 45 minutes (FORGOTTEN), neither EC2 nor the
-    lease lists any of its machines. All requested machines are then assumed to have run from the
-    request until now, but at most until 5 minutes (LATEST) after the deadline. This upper bound
-    protects spending caps.
+    EC2 lists a terminated machine for about an hour. If no machine of an unanswered request is
+    known after 45 minutes (FORGOTTEN), the requested machines are assumed to have run since the
+    request. Their assumed end is now, or 5 minutes (LATEST) after the deadline if that is earlier.
+    The cost is therefore not underestimated.
     """
     known = {machine.instance_id for machine in lease.machines}
     found = []
@@ -173,10 +173,10 @@ def _unheard(lease: Ec2Lease, shown: Mapping[str, Answer], now: datetime) -> lis
 
 
 def _latest(lease: Ec2Lease, machine: Ec2Machine) -> datetime:
-    """Return the time by which the machine has certainly ended itself.
+    """Return the latest time at which the machine ends itself.
 
-    A machine counts the seconds to its deadline from its start, not from the request. The result is
-    therefore the deadline, plus the delay from request to start, plus LATEST for boot and rounding.
+    The machine's shutdown timer starts when the machine starts, which may be some time after the
+    request. This delay and LATEST (for boot and rounding) are added to the deadline.
     """
     requested_at = [
         request.asked_at for request in lease.requests if request.group == machine.group

@@ -78,9 +78,9 @@ class LocalMachine:
         return found
 
     def limits(self) -> list[str]:
-        """Return sentences that name what this computer cannot measure, and the reasons.
+        """Return a sentence for each limit of this computer, with the reason.
 
-        Examples are clusters of several hosts, or instance types with too many cores.
+        For example, it may be unable to run clusters of several hosts, or types with many cores.
         """
         sentences = []
         if not self.isolation.namespaces:
@@ -116,20 +116,20 @@ class LocalMachine:
     def refuse_if_taken(self, wanted: float) -> None:
         """Raise NoCapacity if the running hosts leave fewer than `wanted` cores free.
 
-        Running hosts of all users and SRIFT_HOMEs count. On a computer that cannot separate
-        networks, NoCapacity is also raised if any host runs and `wanted` is not 0.
+        Running hosts of all users and SRIFT_HOMEs count. If this computer cannot separate networks,
+        any running host prevents a new host, and NoCapacity is raised.
 
-        wanted: number of cores for new hosts. With 0, NoCapacity is raised only if the running
-            hosts use more cores than this computer offers.
+        wanted: number of cores for new hosts. With 0, the function only checks that the running
+            hosts do not use too many cores.
         """
         alive = hosts()
         taken = sum(mark.cores for mark in alive)
         if taken + wanted > most_cores() + 1e-9:
             held = ", ".join(sorted({mark.lease_id for mark in alive}))
             raise NoCapacity(
-                f"{wanted or taken:g} cores are needed. All hosts together may use "
-                f"{most_cores():g} cores, and these launches use some: {held}. Wait until these "
-                "launches end. `srift reap` ends launches whose Srift process has died"
+                f"{wanted or taken:g} cores are needed, but not enough of the "
+                f"{most_cores():g} cores for hosts are free. Running launches: {held}. Wait until "
+                "these launches end. `srift reap` ends launches whose Srift process has died"
             )
         if wanted and alive and not self.isolation.namespaces:
             raise NoCapacity(

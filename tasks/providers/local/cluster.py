@@ -92,7 +92,7 @@ class LocalCluster(RunningCluster):
         return list(map(self._state, self._hosts))
 
     def now_unix(self) -> float:
-        """Return the Unix time of this computer, whose clock also stamps the hosts' files."""
+        """Return this computer's Unix time. The hosts' files are stamped with the same clock."""
         return time.time()
 
     def replace(self, node: int) -> bool:

@@ -192,10 +192,11 @@ def place(shares: Sequence[float], promised: Mapping[int, float]) -> list[set[in
 
     Hosts are placed by size, beginning with the largest. Each host gets the cores with the least
     load. For example, a host with 1.5 cores gets two cores, and adds a load of 0.75 to each core.
-    If the load of a core exceeds 1, the hosts on this core may use all usable cores.
+    A load of 1 fills a core. If the final load of any of a host's cores exceeds 1, the host may
+    run on all usable cores.
 
     shares: number of cores of each host, such as 1.5.
-    promised: {usable core: load from the hosts of other launches}. A load of 1 fills the core.
+    promised: {usable core: load from the hosts of other launches}.
     """
     loads = dict(promised)
     placed: list[set[int]] = [set() for _ in shares]

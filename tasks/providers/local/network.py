@@ -296,10 +296,10 @@ def without_files(
 ) -> list[str]:
     """Return a command that runs `command` with network access, but hides this user's files.
 
-    `command` sees only the system's files and `paths`. `command` may write to the first two paths:
+    `command` sees only the system's files and `paths`. The first path is its working directory.
 
-    - the folder with its code, which is the working directory
-    - the folder of the Python environment
+    paths: the folder with the code, the folder of the Python environment, and other paths.
+        `command` may write to the two folders. The other paths are read-only.
 
     Returns `command` unchanged if this computer cannot create namespaces.
     """

@@ -108,8 +108,9 @@ class LocalProvider(LocalMachine, Provider):
 
         Launches of another SRIFT_HOME are not ended.
 
-        Returns a sentence for each launch that was ended or could not be ended. Raises NotSwept at
-        the end if a lease.json cannot be read. The hosts of such a launch keep running.
+        Returns a sentence for each launch that was ended or could not be ended. If a lease.json
+        cannot be read, the launch's hosts keep running, and NotSwept is raised after all other
+        launches were checked.
         """
         sentences: list[str] = []
         unswept: dict[str, str] = {}

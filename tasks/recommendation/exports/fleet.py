@@ -16,9 +16,9 @@ _TAGS = (
 def fleet(selection: Selection) -> tuple[Any, str]:
     """Return a CreateFleet request of type instant, and its JSON text.
 
-    The request lists instance types, and EC2 prefers the earlier ones. The first is the type of the
-    requested cluster. The others are the types of lower-ranked clusters that can replace the
-    requested cluster in the same market and region. Tags describe the recommendation.
+    The request lists instance types in order of preference. The type of the requested cluster is
+    first. The types of its replacements (`Selection.interchangeable`) in the same market and region
+    follow. Tags describe the recommendation.
 
     Raises:
         ExportRefused: if the requested cluster has local hosts or several instance types.

@@ -1,9 +1,10 @@
 """Export Karpenter NodePools, and NodeOverlays that adjust prices to the goal.
 
 Karpenter buys the instance type with the lowest price per hour, but a job may take more hours on
-this type. An overlay therefore multiplies the price of a type by (job's hours on this type) /
-(job's hours on the fastest type). If the goal is to minimize hours, an overlay sets a price
-proportional to the job's hours.
+this type. An overlay therefore raises the price of each type that is slower than the fastest type.
+For example, 20 % more hours raise the price by 20 %. If the goal is to minimize hours, an overlay
+replaces a type's price by a price proportional to the job's hours. The fastest type is then the
+cheapest.
 """
 
 from typing import Any

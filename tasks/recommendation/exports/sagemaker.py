@@ -20,8 +20,8 @@ def sagemaker(selection: Selection) -> tuple[Any, str]:
     The requests are incomplete. The user adds, for example, a name, a role and an image.
 
     Raises:
-        ExportRefused: if the requested cluster has local hosts, or SageMaker can run neither the
-            requested cluster nor any of its replacements.
+        ExportRefused: if the requested cluster has local hosts, or if SageMaker can run none of the
+            clusters in `selection.candidates`.
     """
     selection.require_cloud("sagemaker", single_type=False)
     instance_types = shape_of("sagemaker", "TrainingInstanceType").enum
