@@ -514,7 +514,7 @@ CHECKS = [
 def serve(rank, port, answer):
     """Make the checks of one rank, and write those that fail."""
     torch.set_num_threads(1)
-    address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
+    address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=300)
     dist.init_process_group(
         "gloo", init_method=address, rank=rank, world_size=WORLD, timeout=patience
     )
@@ -564,7 +564,7 @@ def failures(tmp_path_factory):
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=200,
+        timeout=500,
     )
     return [json.loads(answer.with_name(str(rank)).read_text()) for rank in range(WORLD)]
 
